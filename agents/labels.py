@@ -1,0 +1,80 @@
+"""Labels without a language model: what each agent should do, from gold passages, gold queries and answers.
+
+Oracles act by them, and the warm start learns from them. There is no one right query, so the rewriter's label forms
+are named: `question`, `title` (of the next gold passage), `question_title`, and `sub_question` (the gold sub-query;
+only oracles may use it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from jointrag.data.types import UNKNOWN, Passage, Question
+
+WARM_FORMS = ("question", "title", "question_title")  # from gold passages alone
+FORMS = (*WARM_FORMS, "sub_question")
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One search round of the best plan: what it asks, and the gold passages it is after (may be none)."""
+
+    queries: tuple[str, ...]
+    gold: tuple[str, ...]
+
+
+def plan(question: Question, form: str, title_of: Callable[[str], str]) -> list[Hop]:
+    """Return the search rounds that gather all gold passages, asked in label form `form`."""
+    gold = list(question.supporting_ids)
+    rounds: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    if question.gold_queries:
+        at = 0
+        for queries in question.gold_queries:
+            rounds.append((queries, tuple(gold[at : at + len(queries)])))
+            at += len(queries)
+    else:
+        rounds = [((), (g,)) for g in gold]
+    out = []
+    for subs, ids in rounds:
+        titles = tuple(dict.fromkeys(title_of(i) for i in ids))
+        if form == "sub_question" and subs:
+            queries = subs
+        elif form == "question" or not titles:
+            queries = subs if form == "sub_question" else (question.question,)
+        elif form == "question_title":
+            queries = tuple(f"{question.question} {t}" for t in titles)
+        else:
+            queries = titles
+        out.append(Hop(queries, ids))
+    return out
+
+
+def next_queries(rounds: Sequence[Hop], held: Collection[str], asked: Collection[str]) -> tuple[str, ...]:
+    """Return the queries of the first round whose gold is not held, () = stop; a round without gold is asked once.
+
+    Of parallel queries only those are asked whose own gold passage is missing.
+    """
+    for hop in rounds:
+        if not hop.gold and not all(q in asked for q in hop.queries):
+            return hop.queries
+        missing = [g not in held for g in hop.gold]
+        if any(missing):
+            if len(hop.queries) == len(hop.gold):
+                return tuple(q for q, m in zip(hop.queries, missing, strict=True) if m)
+            return hop.queries
+    return ()
+
+
+def gold_answer(question: Question, evidence: Sequence[Passage]) -> str | None:
+    """Return the answer that follows from `evidence`: the gold one with all gold passages (a twin misleads), else None."""
+    if not question.answerable:
+        return UNKNOWN
+    have = {p.id for p in evidence}
+    missing = [g for g in question.supporting_ids if g not in have]
+    if not missing:
+        return question.answers[0]
+    twins = {t.gold_id: t for t in question.twins if t.twin_id in have}
+    if all(g in twins for g in missing):
+        return next((twins[g].answer for g in missing if twins[g].answer), None)
+    return None

@@ -1,0 +1,7 @@
+"""Episodes, what a running graph carries, state with its merge rules, and YAML to StateGraph."""
+
+if not __name__.startswith("jointrag."):
+    raise ImportError(
+        f"got a bare import of {__name__!r}, expected 'jointrag.{__name__}': run `pip install -e .` in the clone, "
+        f"set PYTHONSAFEPATH=1 or leave the clone's root, and write `import jointrag.{__name__}`"
+    )

@@ -1,0 +1,7 @@
+"""One frozen trunk carries every agent: types, actions, the model, LoRA heads and the scheduler."""
+
+if not __name__.startswith("jointrag."):
+    raise ImportError(
+        f"got a bare import of {__name__!r}, expected 'jointrag.{__name__}': run `pip install -e .` in the clone, "
+        f"set PYTHONSAFEPATH=1 or leave the clone's root, and write `import jointrag.{__name__}`"
+    )

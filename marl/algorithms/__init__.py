@@ -1,0 +1,1 @@
+"""Algorithms: which rewards and which critic each agent learns from; one file each."""

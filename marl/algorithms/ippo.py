@@ -1,0 +1,30 @@
+"""IPPO: each agent learns from its own process reward alone, whoever answers from the team reward too; local critics.
+
+The comparison that says what the shared reward and the centralised critic are worth (arXiv 2011.09533).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jointrag.graph.episode import Episode
+from jointrag.marl.credit.team_gae import Credit
+
+
+class Ippo:
+    """Independent learners."""
+
+    local_critic = True
+
+    def credit(self, episode: Episode, values: Sequence[float], baselines: Sequence[float], marl: Any) -> Credit:
+        """Return p_d - b_d, and R - V(s) for the decision that wrote the answer."""
+        team = sum(episode.team.values())
+        answers = np.array(["answer" in d.update for d in episode.decisions])
+        malformed = np.array([d.malformed for d in episode.decisions])
+        gain = np.where(answers, team - np.asarray(values, float), 0.0)
+        gain = np.where(malformed, np.minimum(gain, 0.0), gain)
+        own = np.array([sum(p.values()) for p in episode.process]) - np.asarray(baselines, float)
+        return Credit(gain + own, np.full(len(answers), team), gain)

@@ -1,0 +1,42 @@
+"""Checkpoints: everything an undisturbed run would have in memory, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jointrag.data.errors import CheckpointError, StorageError
+
+FILE = "state.pt"
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint atomically and flush it to disk."""
+    temporary = folder / (FILE + ".tmp")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as f:
+            torch.save(state, f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, folder / FILE)
+    except (OSError, RuntimeError) as e:  # torch reports a full disk as RuntimeError
+        raise StorageError(
+            f"{folder}: the checkpoint cannot be written ({e}); expected a writable folder with room: free space or set "
+            f"out=... to another folder, then go on with --resume (the last checkpoint is whole)"
+        ) from e
+
+
+def load(folder: Path) -> dict[str, Any] | None:
+    """Return the checkpoint, None where there is none; a damaged one is refused."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception as e:
+        raise CheckpointError(f"{path} cannot be read ({type(e).__name__}); expected a whole checkpoint: start anew") from e
+    return state

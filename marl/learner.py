@@ -1,0 +1,307 @@
+"""Learner: the joint update. Scores rollouts with critic and reference, gives credit, and moves every learning head.
+
+Minibatches are whole chunks: decisions of one head, sorted by length, whose contexts' keys and values are already
+there from the rollout. Everything random is derived from (seed, update), so a resumed run repeats itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from jointrag.data.errors import TrainingError
+from jointrag.graph.episode import Decision, Episode
+from jointrag.graph.pipeline import Pipeline
+from jointrag.llm.model import Chunk
+from jointrag.llm.types import Completion, Request
+from jointrag.marl import losses
+from jointrag.marl.critic import HEAD as CRITIC
+from jointrag.marl.critic import Critic
+from jointrag.marl.credit.team_gae import Credit
+from jointrag.marl.warm_start import optimizer_groups
+from jointrag.rewards.build import RewardFunction
+
+
+@dataclass
+class Sample:
+    """One decision that trains, with all the update needs."""
+
+    episode: int
+    index: int
+    decision: Decision
+    act: tuple[Request, Completion]
+    advantage: float = 0.0
+    reference: tuple[float, ...] = ()  # log-probs under the warm head, parallel to tokens
+
+
+class Learner:
+    """Holds optimisers, KL controllers, critic and running statistics of one training."""
+
+    def __init__(self, pipeline: Pipeline, config: Any, rewards: RewardFunction, algorithm: Any) -> None:
+        self.pipeline, self.config, self.rewards, self.algorithm = pipeline, config, rewards, algorithm
+        m = config.marl
+        self.settings = {a.name: config.agent(a.name) for a in pipeline.agents}
+        self.learning = [
+            a.name for a in pipeline.agents if a.trainable and config.agent(a.name).mode == "learn"
+        ]
+        heads = list(dict.fromkeys(pipeline.head_of[n] for n in self.learning))
+        self.critic = Critic(pipeline.llm, pipeline.index, m.critic.privileged, algorithm.local_critic)
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.base_lr: dict[str, list[float]] = {}
+        for h in heads:
+            mine = [self.settings[n] for n in self.learning if pipeline.head_of[n] == h]
+            groups = optimizer_groups(
+                pipeline, h, float(np.mean([a.lr for a in mine])), float(np.mean([a.projection_lr for a in mine]))
+            )
+            self.optimizers[h] = torch.optim.AdamW(groups, weight_decay=0.0)
+        critic = list(pipeline.llm.heads.named(CRITIC).values())
+        self.optimizers[CRITIC] = torch.optim.AdamW([{"params": critic, "lr": m.critic.lr}], weight_decay=0.0)
+        for h, o in self.optimizers.items():
+            self.base_lr[h] = [g["lr"] for g in o.param_groups]
+        self.kl = {
+            n: losses.KLController(self.settings[n].kl.beta, self.settings[n].kl.target, self.settings[n].kl.floor)
+            for n in self.learning
+        }
+        self.spread = {n: losses.RunningStat() for n in self.learning}
+
+    # reading rollouts
+
+    @torch.no_grad()
+    def values(self, episodes: Sequence[Episode]) -> tuple[list[Chunk], list[tuple[int, int]], np.ndarray[Any, Any]]:
+        """Return the critic's chunks, (episode, decision) of its rows, and (V, b) [rows, 2]."""
+        acts, where = self.critic.requests(episodes)
+        chunks = self.pipeline.llm.chunks(acts, size=self.config.marl.minibatch)
+        return chunks, where, self.critic.values(chunks, len(acts)).numpy().astype(float)
+
+    def score(self, episodes: Sequence[Episode], episodes_done: int) -> None:
+        """Fill in rewards; a reward that is no finite number stops the run with the term named."""
+        for e in episodes:
+            self.rewards.score(e, episodes_done)
+
+    def credit(
+        self, episodes: Sequence[Episode], where: Sequence[tuple[int, int]], values: np.ndarray[Any, Any]
+    ) -> list[Credit]:
+        """Return credit of every decision of every episode, in the algorithm's way."""
+        seen: list[dict[int, tuple[float, float]]] = [{} for _ in episodes]
+        for (e, i), (v, b) in zip(where, values, strict=True):
+            seen[e][i] = (float(v), float(b))
+        out = []
+        for e, episode in enumerate(episodes):
+            first = min(seen[e], default=None)
+            if first is not None:
+                self.rewards.apply_value_guard(episode, seen[e][first][0])
+            known = sorted(seen[e])
+            vb = []
+            for i in range(len(episode.decisions)):  # a decision without a critic input takes its predecessor's value
+                before = [k for k in known if k <= i]
+                vb.append(seen[e][before[-1] if before else known[0]] if known else (0.0, 0.0))
+            out.append(self.algorithm.credit(episode, [v for v, _ in vb], [b for _, b in vb], self.config.marl))
+        return out
+
+    @torch.no_grad()
+    def references(self, samples: Sequence[Sample]) -> None:
+        """Store log-probs of the actions under the warm heads."""
+        heads = {h: f"{h}@warm" for h in self.optimizers if h != CRITIC}
+        for head, warm in heads.items():
+            mine = [s for s in samples if s.act[0].head == head]
+            for chunk in self.pipeline.llm.chunks([s.act for s in mine], head=warm, size=self.config.marl.minibatch):
+                logp, _ = self.pipeline.llm.evaluate(chunk)
+                for b, row in enumerate(chunk.rows):
+                    mine[row].reference = tuple(logp[b, : len(mine[row].act[1].tokens)].tolist())
+
+    def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
+        """Return the decisions that train."""
+        return [
+            Sample(e, i, d, (d.request, d.completion))
+            for e, episode in enumerate(episodes)
+            for i, d in enumerate(episode.decisions)
+            if d.trains and d.agent in self.kl and d.request is not None and d.completion is not None
+        ]
+
+    # moving heads
+
+    def _step(self, head: str, loss: torch.Tensor, rate: float) -> float:
+        """Take one optimiser step of `head` alone; return the gradient norm."""
+        optimizer = self.optimizers[head]
+        params = [p for g in optimizer.param_groups for p in g["params"]]
+        assert all(p.requires_grad for p in params), f"head {head!r} was frozen behind our back"
+        if not torch.isfinite(loss):
+            raise TrainingError(f"the loss of head {head!r} is {loss.item()}; expected a finite number: lower its lr")
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = float(torch.nn.utils.clip_grad_norm_(params, self.config.marl.grad_norm))
+        if not math.isfinite(norm):
+            raise TrainingError(f"the gradient of head {head!r} is not finite; expected a finite number: lower its lr")
+        for g, lr in zip(optimizer.param_groups, self.base_lr[head], strict=True):
+            g["lr"] = lr * rate
+        optimizer.step()
+        return norm
+
+    def fit_critic(self, episodes: Sequence[Episode], epochs: int, seed: int, rate: float = 1.0) -> dict[str, float]:
+        """Fit the critic on episodes already scored: its warm-up before the first update."""
+        chunks, where, values = self.values(episodes)
+        credits = self.credit(episodes, where, values)
+        return self._fit(chunks, where, values, credits, episodes, epochs, seed, rate)
+
+    def _targets(
+        self, where: Sequence[tuple[int, int]], credits: Sequence[Credit], episodes: Sequence[Episode]
+    ) -> np.ndarray[Any, Any]:
+        own = [[sum(p.values()) for p in e.process] for e in episodes]
+        return np.array([(credits[e].returns[i], own[e][i]) for e, i in where], dtype=float).reshape(-1, 2)
+
+    def _fit(
+        self,
+        chunks: Sequence[Chunk],
+        where: Sequence[tuple[int, int]],
+        values: np.ndarray[Any, Any],
+        credits: Sequence[Credit],
+        episodes: Sequence[Episode],
+        epochs: int,
+        seed: int,
+        rate: float,
+    ) -> dict[str, float]:
+        targets = self._targets(where, credits, episodes)
+        explained = losses.explained_variance(values[:, 0], targets[:, 0])
+        self.critic.team.add(targets[:, 0])
+        self.critic.own.add(targets[:, 1])
+        goal = self.critic.normalised(torch.tensor(targets, dtype=torch.float32))
+        old = self.critic.normalised(torch.tensor(values, dtype=torch.float32))
+        total, count = 0.0, 0
+        for epoch in range(epochs):
+            for c in np.random.default_rng((seed, epoch, 1)).permutation(len(chunks)):
+                chunk = chunks[c]
+                out = self.critic.forward(chunk)
+                device = out.device
+                per_row = losses.value_loss(
+                    out, old[chunk.rows].to(device), goal[chunk.rows].to(device), self.config.marl.critic.clip
+                )
+                loss = per_row.mean()
+                self._step(CRITIC, loss, rate)
+                total, count = total + float(loss) * len(chunk.rows), count + len(chunk.rows)
+        return {"loss": total / max(1, count), "explained_variance": explained}
+
+    def update(self, episodes: Sequence[Episode], seed: int, rate: float, number: int = 0) -> dict[str, Any]:
+        """Do one joint update from scored episodes; return what happened, per agent."""
+        m = self.config.marl
+        chunks, where, values = self.values(episodes)
+        credits = self.credit(episodes, where, values)
+        samples = self.samples(episodes)
+        self.references(samples)
+        log: dict[str, Any] = {"agents": {}}
+        for name in self.learning:
+            mine = [s for s in samples if s.decision.agent == name]
+            raw = np.array([credits[s.episode].advantages[s.index] for s in mine], dtype=float)
+            normal = losses.normalise(raw, self.spread[name], m.std_floor)
+            for s, a in zip(mine, normal, strict=True):
+                s.advantage = float(a)
+            log["agents"][name] = self._describe(name, mine, raw, credits, episodes)
+        log["critic"] = self._fit(chunks, where, values, credits, episodes, m.epochs, seed, rate)
+        by_agent = self._explained(where, values, credits, episodes)
+        rests = {n for n in self.learning if number % self.settings[n].interval}
+        policy = self._policy([s for s in samples if s.decision.agent not in rests], seed, rate)
+        for name in self.learning:
+            log["agents"][name] |= policy.get(name, {}) | {"explained_variance": by_agent.get(name, 0.0)}
+            if log["agents"][name]["decisions"]:
+                self.kl[name].observe(log["agents"][name]["kl_to_warm"])
+            log["agents"][name]["beta"] = self.kl[name].beta
+        return log
+
+    def _describe(
+        self, name: str, mine: Sequence[Sample], raw: np.ndarray[Any, Any], credits: Sequence[Credit], episodes: Sequence[Episode]
+    ) -> dict[str, Any]:
+        calls = [d for e in episodes for d in e.of(name)]
+        process: dict[str, list[float]] = {}
+        for s in mine:
+            for term, x in episodes[s.episode].process[s.index].items():
+                process.setdefault(term, []).append(x)
+        drift = [sum(s.act[1].logprobs) - sum(s.reference) for s in mine]
+        team = [float(credits[s.episode].team[s.index]) for s in mine]
+        return {
+            "decisions": len(mine),
+            "advantage_mean": float(raw.mean()) if len(raw) else 0.0,
+            "advantage_std": float(raw.std()) if len(raw) else 0.0,
+            "advantage_team": float(np.mean(team)) if team else 0.0,
+            "process": {k: sum(v) / len(mine) for k, v in sorted(process.items())},
+            "malformed": sum(d.malformed for d in calls) / max(1, len(calls)),
+            "kl_to_warm": float(np.mean(drift)) if drift else 0.0,
+            "length": float(np.mean([len(s.act[1].tokens) for s in mine])) if mine else 0.0,
+        }
+
+    def _explained(
+        self, where: Sequence[tuple[int, int]], values: np.ndarray[Any, Any], credits: Sequence[Credit], episodes: Sequence[Episode]
+    ) -> dict[str, float]:
+        targets = self._targets(where, credits, episodes)
+        out = {}
+        for name in self.learning:
+            rows = [r for r, (e, i) in enumerate(where) if episodes[e].decisions[i].agent == name]
+            out[name] = losses.explained_variance(values[rows, 0], targets[rows, 0]) if rows else 0.0
+        return out
+
+    def _policy(self, samples: Sequence[Sample], seed: int, rate: float) -> dict[str, dict[str, float]]:
+        m = self.config.marl
+        chunks = self.pipeline.llm.chunks([s.act for s in samples], size=m.minibatch)
+        sums: dict[str, dict[str, float]] = {}
+        for epoch in range(m.epochs):
+            for c in np.random.default_rng((seed, epoch, 0)).permutation(len(chunks)):
+                chunk = chunks[c]
+                mine = [samples[r] for r in chunk.rows]
+                logp, entropy = self.pipeline.llm.evaluate(chunk)
+                device, width = logp.device, logp.shape[1]
+
+                def padded(rows: list[tuple[float, ...]], width: int = width, device: Any = device) -> torch.Tensor:
+                    return torch.tensor([[*r, *([0.0] * (width - len(r)))] for r in rows], device=device)
+
+                def per(values: list[float], device: Any = device) -> torch.Tensor:
+                    return torch.tensor(values, device=device)
+
+                settings = [self.settings[s.decision.agent] for s in mine]
+                loss = losses.policy_loss(
+                    logp,
+                    padded([s.act[1].logprobs for s in mine]),
+                    padded([s.reference for s in mine]),
+                    entropy,
+                    chunk.used_BT,
+                    per([s.advantage for s in mine]),
+                    per([a.clip if a.clip is not None else m.clip for a in settings]),
+                    per([self.kl[s.decision.agent].beta for s in mine]),
+                    per([a.entropy for a in settings]),
+                )
+                norm = self._step(str(chunk.head), loss.total.mean(), rate)
+                kl, ent, clipped = loss.kl.tolist(), loss.entropy.tolist(), loss.clipped.tolist()
+                for b, s in enumerate(mine):
+                    into = sums.setdefault(s.decision.agent, dict.fromkeys(("n", "kl", "entropy", "clipped", "gradient"), 0.0))
+                    for key, x in (("n", 1.0), ("kl", kl[b]), ("entropy", ent[b]), ("clipped", clipped[b]), ("gradient", norm)):
+                        into[key] += x
+        return {
+            name: {k: v / s["n"] for k, v in s.items() if k != "n"} for name, s in sums.items()
+        }
+
+    # state
+
+    def state(self) -> dict[str, Any]:
+        """Return everything an update changes, heads aside."""
+        stat = lambda r: (r.mean, r.square, r.weight)  # noqa: E731
+        return {
+            "optimizers": {h: o.state_dict() for h, o in self.optimizers.items()},
+            "beta": {n: k.beta for n, k in self.kl.items()},
+            "spread": {n: stat(r) for n, r in self.spread.items()},
+            "critic": (stat(self.critic.team), stat(self.critic.own)),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to a stored state."""
+        for h, o in self.optimizers.items():
+            o.load_state_dict(state["optimizers"][h])
+        for n, k in self.kl.items():
+            k.beta = state["beta"][n]
+        for target, (mean, square, weight) in [
+            *((self.spread[n], state["spread"][n]) for n in self.spread),
+            (self.critic.team, state["critic"][0]),
+            (self.critic.own, state["critic"][1]),
+        ]:
+            target.mean, target.square, target.weight = mean, square, weight

@@ -1,0 +1,309 @@
+"""Trainer: warm start, then joint updates, with checkpoints that make a resumed run repeat an undisturbed one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jointrag.configs.load import dump_config
+from jointrag.configs.schema import Config
+from jointrag.data.errors import CheckpointError, ConfigError, DataError, StorageError
+from jointrag.data.files import read_questions
+from jointrag.data.types import Question
+from jointrag.eval.metrics import f1
+from jointrag.graph.episode import Episode
+from jointrag.graph.pipeline import CRITIC, Pipeline
+from jointrag.llm.heads import write_json
+from jointrag.llm.scheduler import stable_seed
+from jointrag.marl import checkpoint
+from jointrag.marl.learner import Learner
+from jointrag.marl.registry import algorithm
+from jointrag.marl.warm_start import WarmSettings, mean_f1, warm_start
+from jointrag.rewards.build import build_rewards
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training reached. `dev_f1[u]` is the greedy dev F1 after update u (0 = warm start)."""
+
+    out: Path
+    warm: Mapping[str, Any]
+    dev_f1: Mapping[int, float]
+    best_update: int
+    metrics: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+
+
+def load_questions(source: str | Path | Sequence[Question], ids: set[str], what: str) -> list[Question]:
+    """Return questions from a file or a list, at least one."""
+    questions = read_questions(source, ids) if isinstance(source, str | Path) else list(source)
+    if not questions:
+        raise DataError(f"{what}: got no questions; expected at least one")
+    return questions
+
+
+def warm_settings(config: Config) -> WarmSettings:
+    """Return the warm start's settings; the retriever's projection moves at the agent's own rate."""
+    w = config.warm_start
+    rate = config.agent("retriever").projection_lr
+    return WarmSettings(w.questions, w.steps, w.lr, rate, w.batch, stable_seed(config.seed, "warm") % 2**31)
+
+
+class Trainer:
+    """Trains a pipeline jointly. `train`, `dev`: files or question lists; keyword arguments set keys of `marl`.
+
+    The run folder `out` holds config, metrics, checkpoint and heads. `train()` may be called inside a running event
+    loop. A run that was stopped goes on with `resume=True` and gives the numbers of an undisturbed one.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        train: str | Path | Sequence[Question],
+        dev: str | Path | Sequence[Question] | None = None,
+        *,
+        out: str | Path | None = None,
+        config: Config | None = None,
+        resume: bool = False,
+        say: Say = lambda _: None,
+        on_update: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        after_warm_start: Callable[[], None] = lambda: None,
+        **marl: Any,
+    ) -> None:
+        config = config or Config()
+        unknown = [k for k in marl if k not in type(config.marl).model_fields]
+        if unknown:
+            raise ConfigError(f"Trainer: unknown setting {unknown[0]!r}; expected one of {sorted(type(config.marl).model_fields)}")
+        if marl:
+            config = config.model_copy(update={"marl": type(config.marl).model_validate(config.marl.model_dump() | marl)})
+        self.config = config if out is None else config.model_copy(update={"out": str(out)})
+        self.pipeline, self.resume, self.say, self.on_update = pipeline, resume, say, on_update
+        self.after_warm_start = after_warm_start
+        self.out = Path(self.config.out)
+        ids = set(pipeline.index.ids)
+        self.train_questions = load_questions(train, ids, "train")
+        if dev is None:  # the last tenth, at most 200, chooses; it is not trained on
+            cut = max(1, min(200, len(self.train_questions) // 10))
+            if len(self.train_questions) < 2:
+                raise DataError("train: got one question and no dev set; expected at least two questions, or dev=...")
+            self.train_questions, self.dev = self.train_questions[:-cut], self.train_questions[-cut:]
+        else:
+            self.dev = load_questions(dev, ids, "dev")
+        self.dev = self.dev[: self.config.eval.questions]
+        names = [a.name for a in pipeline.agents]
+        for name in self.config.agents:
+            pipeline.agent(name)
+        for a in pipeline.agents:
+            pipeline.temperature[a.name] = self.config.agent(a.name).temperature
+        rewards = self.config.rewards.model_dump()
+        if "process" not in self.config.rewards.model_fields_set:
+            rewards["process"] = {k: v for k, v in rewards["process"].items() if k in names}
+        self.rewards = build_rewards(rewards, max_hops=pipeline.max_hops, agents=names)
+        self.algorithm = algorithm(self.config.marl.algorithm)
+        self.modes = {a.name: self.config.agent(a.name).mode_name for a in pipeline.agents}
+        self.own_heads = list(dict.fromkeys(pipeline.head_of.values()))
+
+    # the run folder
+
+    def _identity(self) -> str:
+        """Return a hash of everything that decides the numbers of this run."""
+        what = self.config.model_dump(exclude={"out"}) | {"template": self.pipeline.fingerprint}
+        what |= {"corpus": self.pipeline.index.fingerprint, "trunk": self.pipeline.llm.heads.trunk_hash}
+        what |= {"questions": [q.question for q in (*self.train_questions, *self.dev)]}
+        return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+
+    def _open(self) -> dict[str, Any] | None:
+        """Prepare the run folder; return the checkpoint to go on from."""
+        state = checkpoint.load(self.out / "checkpoint")
+        if state is not None and not self.resume:
+            raise CheckpointError(f"{self.out} holds a run already; expected a new folder: set out=..., or go on with --resume")
+        if state is not None and state["identity"] != self._identity():
+            raise CheckpointError(
+                f"{self.out} holds a run of another config, corpus, trunk or question set; expected the same ones to resume: "
+                f"set out=... for a new run"
+            )
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
+            (self.out / "graph.mermaid").write_text(self.pipeline.graph.get_graph().draw_mermaid(), encoding="utf-8")
+            with (self.out / "metrics.jsonl").open("ab") as f:  # lines after the checkpoint are written again
+                f.truncate(0 if state is None else state["metrics_bytes"])
+        except OSError as e:
+            raise StorageError(f"{self.out} cannot be written ({e}); expected a writable folder: set out=... to another") from e
+        return state
+
+    def _save(self, stage: str, update: int, learner: Learner | None, progress: Mapping[str, Any]) -> None:
+        heads = self.pipeline.llm.heads
+        names = [*self.own_heads, CRITIC, *(f"{h}@warm" for h in self.own_heads)]
+        checkpoint.save(
+            self.out / "checkpoint",
+            {
+                "identity": self._identity(),
+                "stage": stage,
+                "update": update,
+                "heads": {n: heads.state(n) for n in names if n in heads.names},
+                "learner": learner.state() if learner else None,
+                "progress": dict(progress),
+                "metrics_bytes": (self.out / "metrics.jsonl").stat().st_size,
+            },
+        )
+
+    def _log(self, name: str, record: Mapping[str, Any]) -> None:
+        try:
+            with (self.out / name).open("a", encoding="utf-8") as f:
+                f.write(json.dumps(record, sort_keys=True) + "\n")
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError as e:
+            raise StorageError(f"{self.out / name} cannot be written ({e}); expected room on the disk: free some, then --resume") from e
+
+    # the run
+
+    def train(self) -> Result:
+        """Warm start, joint updates, best checkpoint by dev F1; leave the pipeline with the best heads."""
+        state = self._open()
+        heads = self.pipeline.llm.heads
+        progress: dict[str, Any] = {"warm": {}, "dev_f1": {}, "best": 0, "best_heads": None}
+        started = time.perf_counter()
+        if state is None:
+            progress["warm"] = self._warm_start()
+            for h in self.own_heads:
+                heads.copy(h, f"{h}@warm")
+        else:
+            for name, tensors in state["heads"].items():
+                if name not in heads.names:
+                    heads.copy(name.removesuffix("@warm"), name)
+                heads.set_state(name, tensors)
+            progress = state["progress"]
+        learner = Learner(self.pipeline, self.config, self.rewards, self.algorithm)
+        first = 0
+        if state is None:
+            self._clock("warm_start", started)
+            self._warm_up(learner)
+            progress["dev_f1"][0] = self._dev()
+            progress["best_heads"] = {h: heads.state(h) for h in self.own_heads}
+            self.say(f"warm start: dev F1 {progress['dev_f1'][0]:.3f}")
+            self._save("joint", 0, learner, progress)
+        else:
+            learner.set_state(state["learner"])
+            first = state["update"]
+        self.after_warm_start()
+        for update in range(first + 1, self.config.marl.updates + 1):
+            self._update(learner, update, progress)
+        for h, tensors in (progress["best_heads"] or {}).items():
+            heads.set_state(h, tensors)
+        heads.check_trunk()
+        self.save_heads()
+        write_json(self.out / "training.json", {k: progress[k] for k in ("warm", "dev_f1", "best")})
+        metrics = [json.loads(x) for x in (self.out / "metrics.jsonl").read_text().splitlines()]
+        return Result(self.out, progress["warm"], progress["dev_f1"], progress["best"], metrics)
+
+    def _warm_start(self) -> dict[str, Any]:
+        w = self.config.warm_start
+        if w.steps == 0:
+            return {"form": "question" if w.forms == "auto" else w.forms, "dev_f1": {}, "labels": {}}
+        return warm_start(self.pipeline, self.train_questions, self.dev, w.forms, warm_settings(self.config), self.say)
+
+    def _rollout(self, update: int, seed: int) -> list[Episode]:
+        """Run this update's training questions, sampled; the order is a permutation of all questions per pass."""
+        m, n = self.config.marl, len(self.train_questions)
+        picked = []
+        for k in range((update - 1) * m.episodes_per_update, update * m.episodes_per_update):
+            order = np.random.default_rng((self.config.seed, 7, k // n)).permutation(n)
+            picked.append(self.train_questions[int(order[k % n])])
+        seeds = [stable_seed(seed, i, q.id) for i, q in enumerate(picked)]
+        return self.pipeline.run(picked, modes=self.modes, sample=True, seeds=seeds, concurrency=m.episodes_per_update)
+
+    def _warm_up(self, learner: Learner) -> None:
+        """Fit the critic on warm-start episodes before the first update."""
+        m = self.config.marl
+        if not m.critic.warm_up or not m.updates:
+            return
+        self.pipeline.llm.forget()
+        seed = stable_seed(self.config.seed, "warm_up")
+        episodes = self._rollout(1, seed)
+        learner.score(episodes, 0)
+        log = learner.fit_critic(episodes, m.critic.warm_up, seed % 2**31)
+        self.say(f"critic warm-up: loss {log['loss']:.3f}")
+
+    def _dev(self) -> float:
+        self.pipeline.llm.forget()
+        score = mean_f1(self.pipeline, self.dev, {n: m for n, m in self.modes.items() if m != "learn"})
+        self.pipeline.llm.forget()
+        return score
+
+    def _update(self, learner: Learner, update: int, progress: dict[str, Any]) -> None:
+        m = self.config.marl
+        clock = time.perf_counter()
+        self.pipeline.llm.forget()  # what is cached never depends on where a run was resumed
+        seed = stable_seed(self.config.seed, "update", update)
+        episodes = self._rollout(update, seed)
+        rollout_s = time.perf_counter() - clock
+        learner.score(episodes, (update - 1) * m.episodes_per_update)
+        rate = 1.0 - (1.0 - m.final_rate) * (update - 1) / max(1, m.updates - 1)
+        log = learner.update(episodes, seed % 2**31, rate, update)
+        update_s = time.perf_counter() - clock - rollout_s
+        record: dict[str, Any] = {
+            "update": update,
+            "episodes": update * m.episodes_per_update,
+            "train_f1": sum(f1(e.answer, e.question.answers) for e in episodes) / len(episodes),
+            "team_reward": sum(sum(e.team.values()) for e in episodes) / len(episodes),
+            "searches": sum(e.searches for e in episodes) / len(episodes),
+            "errors": sum(bool(e.error) for e in episodes),
+            "rate": rate,
+            **log,
+        }
+        if update % self.config.eval.every == 0 or update == m.updates:
+            record["dev_f1"] = score = self._dev()
+            progress["dev_f1"][update] = score
+            if score > progress["dev_f1"][progress["best"]]:
+                progress["best"] = update
+                heads = self.pipeline.llm.heads
+                progress["best_heads"] = {h: heads.state(h) for h in self.own_heads}
+        self._log("metrics.jsonl", record)
+        self._save("joint", update, learner, progress)
+        self._log(
+            "timing.jsonl",
+            {"update": update, "rollout_s": rollout_s, "update_s": update_s, "total_s": time.perf_counter() - clock},
+        )
+        self.on_update(record)
+
+    def _clock(self, what: str, since: float) -> None:
+        self._log("timing.jsonl", {"what": what, "seconds": time.perf_counter() - since})
+
+    def save_heads(self, suffix: str = "", folder: str = "heads") -> None:
+        """Write every head (or its `suffix` copy) into the run folder."""
+        save_heads(self.pipeline, self.out / folder, suffix)
+
+
+def save_heads(pipeline: Pipeline, folder: Path, suffix: str = "") -> None:
+    """Write heads so that plain `PeftModel.from_pretrained` loads them; late ones name their role marker."""
+    template = pipeline.llm.template
+    for head in dict.fromkeys(pipeline.head_of.values()):
+        roles = [a for a, h in pipeline.head_of.items() if h == head]
+        marker = template.suffix(roles[0], pipeline.instructions[roles[0]])
+        try:
+            pipeline.llm.heads.save(head + suffix, folder / head, pipeline.fingerprint, roles, marker)
+        except OSError as e:
+            raise StorageError(f"{folder / head} cannot be written ({e}); expected a writable folder with room") from e
+
+
+def load_heads(pipeline: Pipeline, folder: Path, suffix: str = "") -> None:
+    """Read every head from a run's folder; `suffix` "@warm" reads them into frozen copies."""
+    for head in dict.fromkeys(pipeline.head_of.values()):
+        name = head + suffix
+        if suffix and name not in pipeline.llm.heads.names:
+            pipeline.llm.heads.copy(head, name)
+        pipeline.llm.heads.load(name, folder / head, pipeline.fingerprint)
+
+
+__all__ = ["Result", "Trainer", "load_heads", "load_questions", "save_heads", "warm_settings"]

@@ -1,0 +1,226 @@
+"""Warm start: supervised heads from gold passages and answers, through the very templates and masks of joint training.
+
+Labels are the oracles' actions along the user's own graph, so any graph has them: with the retriever's oracle for
+rewriter, retriever and answerer; with the index's own order for the filter, which must meet what it will meet. Text
+heads are trained by `trl.SFTTrainer`, the retriever's by the Plackett-Luce likelihood of gold-first orderings. There is
+no one right query: `forms: auto` takes the label form whose warm pipeline does best on dev.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import logging as hf_logging
+from trl import SFTConfig, SFTTrainer
+
+from jointrag.agents.labels import WARM_FORMS
+from jointrag.data.errors import ConfigError, DataError
+from jointrag.data.types import Question
+from jointrag.eval.metrics import f1
+from jointrag.graph.pipeline import Pipeline
+from jointrag.llm.scheduler import stable_seed
+from jointrag.llm.types import Completion, Request
+
+Act = tuple[Request, Completion]
+
+
+@dataclass(frozen=True)
+class WarmSettings:
+    """How long and how fast heads are supervised."""
+
+    questions: int
+    steps: int
+    lr: float
+    projection_lr: float
+    batch: int
+    seed: int
+
+
+def labels(pipeline: Pipeline, questions: Sequence[Question], form: str) -> dict[str, list[Act]]:
+    """Return, per agent, the distinct (request, completion) pairs its oracle gives along the graph."""
+    names = [a.name for a in pipeline.agents if a.trainable]
+    ranks = [a.name for a in pipeline.agents if "passages" in a.writes]
+    selects = [a.name for a in pipeline.agents if "evidence" in a.writes]
+    oracle = dict.fromkeys((a.name for a in pipeline.agents), "oracle")
+    passes = [
+        (oracle, [n for n in names if n not in selects]),
+        (oracle | dict.fromkeys(ranks, "default"), selects),
+        (oracle | dict.fromkeys([*ranks, *selects], "default"), [n for n in names if "answer" in pipeline.agent(n).writes]),
+    ]
+    out: dict[str, dict[Any, Act]] = {n: {} for n in names}
+    for modes, wanted in passes:
+        if not wanted:
+            continue
+        for episode in pipeline.run(questions, modes=modes, oracle_form=form, labels=True):
+            for d in episode.decisions:
+                if d.agent not in wanted or d.request is None or d.completion is None:
+                    continue
+                if "queries" in d.update and d.agent not in ranks and not episode.question.answerable:
+                    continue  # what to ask for a fact told nowhere is not in the gold labels
+                request = d.request if d.completion.masks or not d.completion.tokens else _picks(d.request, d.completion)
+                out[d.agent].setdefault((request.context, request.suffix, d.completion.tokens), (request, d.completion))
+    return {n: list(acts.values()) for n, acts in out.items()}
+
+
+def _picks(request: Request, completion: Completion) -> Request:
+    return replace(request, picks=len(completion.tokens))
+
+
+class HeadTrainer(SFTTrainer):  # type: ignore[misc]
+    """SFTTrainer whose loss runs through the path of joint training: cached context, head on the suffix, stored masks."""
+
+    acts: Sequence[Act]
+    pipeline: Pipeline
+    head: str
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        """Return the mean over labels of the summed token cross-entropy."""
+        rows = inputs["row"].tolist()
+        loss = likelihood_loss(self.pipeline, [self.acts[i] for i in rows], self.head)
+        return (loss, {}) if return_outputs else loss
+
+
+def likelihood_loss(pipeline: Pipeline, acts: Sequence[Act], head: str) -> torch.Tensor:
+    """Return minus the mean log-likelihood of labelled actions under `head`."""
+    total = torch.zeros((), device=pipeline.llm.device)
+    for chunk in pipeline.llm.chunks(acts, head=head, size=len(acts)):
+        logp, _ = pipeline.llm.evaluate(chunk)
+        total = total - logp.sum()
+    return total / len(acts)
+
+
+def train_text_head(pipeline: Pipeline, head: str, acts: Sequence[Act], steps: int, s: WarmSettings) -> None:
+    """Supervise a head on text and selection labels with SFTTrainer."""
+    params = list(pipeline.llm.heads.named(head).values())
+    data = Dataset.from_dict({"row": list(range(len(acts))), "input_ids": [list(r.suffix) for r, _ in acts]})
+    optimizer = torch.optim.AdamW(params, lr=s.lr, weight_decay=0.0)
+    warmup = max(1, steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda i: min(1.0, (i + 1) / warmup) * max(0.0, 1.0 - i / max(1, steps))
+    )
+    hf_logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # third parties' deprecations; our own code raises
+        config = SFTConfig(
+            output_dir=folder, max_steps=steps, per_device_train_batch_size=s.batch, report_to=[], disable_tqdm=True,
+            save_strategy="no", logging_strategy="no", gradient_checkpointing=False, bf16=False, fp16=False,
+            use_cpu=pipeline.llm.device.type == "cpu", remove_unused_columns=False, seed=s.seed, data_seed=s.seed,
+            dataset_kwargs={"skip_prepare_dataset": True}, max_grad_norm=1.0, dataloader_pin_memory=False,
+        )  # fmt: skip
+        trainer = HeadTrainer(
+            model=pipeline.llm.heads.peft, args=config, train_dataset=data, optimizers=(optimizer, schedule),
+            processing_class=pipeline.llm.tokenizer,
+            data_collator=lambda items: {"row": torch.tensor([i["row"] for i in items])},
+        )  # fmt: skip
+        trainer.acts, trainer.pipeline, trainer.head = acts, pipeline, head
+        trainer.remove_callback(trainer.callback_handler.callbacks[-1].__class__)
+        trainer.train()
+    pipeline.llm.heads.peft.eval()
+
+
+def train_ranking_head(pipeline: Pipeline, head: str, acts: Sequence[Act], steps: int, s: WarmSettings) -> None:
+    """Supervise the retriever's head: maximise the Plackett-Luce likelihood of picking gold first."""
+    groups = optimizer_groups(pipeline, head, s.lr / 2, s.projection_lr)
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: max(0.0, 1.0 - i / max(1, steps)))
+    generator = torch.Generator().manual_seed(s.seed)
+    for _ in range(steps):
+        rows = torch.randint(len(acts), (min(s.batch, len(acts)),), generator=generator).tolist()
+        loss = likelihood_loss(pipeline, [acts[i] for i in rows], head)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+def optimizer_groups(pipeline: Pipeline, head: str, lr: float, projection_lr: float) -> list[dict[str, Any]]:
+    """Return parameter groups: a zero-initialised projection moves by its rate at once, so it has a small one."""
+    named = pipeline.llm.heads.named(head)
+    groups = [{"params": [p for k, p in named.items() if k != "extra.projection"], "lr": lr}]
+    if "extra.projection" in named:
+        groups.append({"params": [named["extra.projection"]], "lr": projection_lr})
+    return groups
+
+
+def supervise(pipeline: Pipeline, by_agent: Mapping[str, Sequence[Act]], steps: int, s: WarmSettings) -> None:
+    """Train every head that has labels; agents that share a head share its steps."""
+    heads: dict[str, dict[bool, list[Act]]] = {}
+    for agent, acts in by_agent.items():
+        for act in acts:
+            head = heads.setdefault(pipeline.head_of[agent], {True: [], False: []})
+            head[act[0].candidates is not None].append(act)
+    for head, kinds in heads.items():
+        if kinds[False]:
+            train_text_head(pipeline, head, kinds[False], steps, s)
+        if kinds[True]:
+            train_ranking_head(pipeline, head, kinds[True], steps, s)
+
+
+def mean_f1(pipeline: Pipeline, questions: Sequence[Question], modes: Mapping[str, str] | None = None) -> float:
+    """Return the greedy answer F1."""
+    episodes = pipeline.run(questions, modes=modes)
+    return sum(f1(e.answer, e.question.answers) for e in episodes) / len(episodes)
+
+
+def choose(questions: Sequence[Question], count: int) -> list[Question]:
+    """Return the questions a warm start may see: those with gold passages or an abstention, at most `count`."""
+    usable = [q for q in questions if q.supporting_ids or not q.answerable]
+    if not usable:
+        raise DataError(
+            "warm_start: no training question has gold passages (supporting_ids); expected some: add them, or set "
+            "warm_start.questions=0 to start from the bare trunk"
+        )
+    return usable[:count]
+
+
+def warm_start(
+    pipeline: Pipeline,
+    train: Sequence[Question],
+    dev: Sequence[Question],
+    forms: str,
+    s: WarmSettings,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Leave the heads supervised; return {"form", "dev_f1": {form: F1}, "labels": {agent: count}}."""
+    tried = WARM_FORMS if forms == "auto" else (forms,)
+    if any(f not in WARM_FORMS for f in tried):
+        raise ConfigError(f"warm_start.forms: got {forms!r}; expected auto or one of {WARM_FORMS}")
+    if not any("pending" in a.writes for a in pipeline.agents):
+        tried = tried[:1]  # without a rewriter the forms are the same
+    heads = pipeline.llm.heads
+    own = list(dict.fromkeys(pipeline.head_of.values()))
+    blank = {h: heads.state(h) for h in own}
+    chosen = choose(train, s.questions)
+    scores: dict[str, float] = {}
+    states: dict[str, dict[str, dict[str, torch.Tensor]]] = {}
+    counts: dict[str, dict[str, int]] = {}
+    for form in tried:
+        for h in own:
+            heads.set_state(h, blank[h])
+        acts = labels(pipeline, chosen, form)
+        counts[form] = {n: len(a) for n, a in acts.items()}
+        supervise(pipeline, acts, s.steps, s)
+        states[form] = {h: heads.state(h) for h in own}
+        scores[form] = mean_f1(pipeline, dev) if len(tried) > 1 else 0.0
+        pipeline.llm.forget()
+        say(f"warm start with {form} labels: dev F1 {scores[form]:.3f}" if len(tried) > 1 else f"warm start with {form} labels")
+    best = max(tried, key=lambda f: scores[f])
+    for h in own:
+        heads.set_state(h, states[best][h])
+    return {"form": best, "dev_f1": scores, "labels": counts[best]}
+
+
+def continue_supervision(
+    pipeline: Pipeline, train: Sequence[Question], form: str, steps: int, s: WarmSettings
+) -> None:
+    """Go on supervising the warm heads for `steps`: the `sft_more` comparison."""
+    more = replace(s, seed=stable_seed("sft_more", s.seed) % 2**31)
+    supervise(pipeline, labels(pipeline, choose(train, s.questions), form), steps, more)
+    pipeline.llm.forget()
