@@ -119,14 +119,14 @@ class Agent:
     async def act(self, state: State, context: RagContext, decision: Decision) -> dict[str, Any]:
         """Decide in the mode of this pass, fill `decision`, return the update."""
         forced = self.forced(state, context)
-        if decision.mode == "default":
+        if decision.mode == "default" and forced is FREE:
             decision.value = self.default_value(state)
             return self.default(state)
-        if decision.mode == "oracle":
+        if decision.mode == "oracle" and forced is FREE:
             decision.value = self.oracle(state, context, decision)
             if decision.value is None:
                 return self.default(state)
-            if context.labels and forced is FREE:
+            if context.labels:
                 self.label(state, context, decision, self.written(state, decision.value))
             return self.update(state, decision.value)
         if forced is not FREE:
@@ -164,7 +164,9 @@ class Agent:
     ) -> None:
         """Record request and completion of an oracle's action, from which the warm start learns."""
         request = self._request(state, context, decision, candidates)
-        decision.completion = context.llm.label(self.action, request, written)
+        completion = context.llm.label(self.action, request, written)
+        if request.grammar is None or len(completion.tokens) <= request.grammar.max_tokens:
+            decision.completion = completion  # what is too long to be said teaches nothing
 
     async def ask(
         self, state: State, context: RagContext, decision: Decision, candidates: Candidates | None = None

@@ -123,7 +123,7 @@ def resolve(name: str, plugins: Plugins, where: str) -> Any:
             known = [n for n in vars(value) if not n.startswith("_")]
             raise GraphError(
                 f"{where}: got {name!r}, but {'.'.join([stem, *rest[:i]])} has no {part!r}; expected a name that "
-                f"{plugins[stem].__file__} defines.{nearest(part, known)}"
+                f"{stem}.py defines.{nearest(part, known)}"
             )
         value = getattr(value, part)
     return value

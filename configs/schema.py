@@ -130,8 +130,8 @@ class Swap(Section):
 class KlConfig(Section):
     """k3 penalty towards the warm-started head; beta moves so that the KL stays near `target`."""
 
-    beta: float = Field(default=0.05, ge=0)
-    target: float = Field(default=0.1, gt=0)  # nats a decision
+    beta: float = Field(default=0.02, ge=0)
+    target: float = Field(default=3.0, gt=0)  # nats a decision: a new form of query is worth several
     floor: float = Field(default=0.005, ge=0)  # beta never falls below it
 
 
@@ -201,6 +201,7 @@ class CriticConfig(Section):
     privileged: bool = True  # sees gold answer and gold titles, in training only
     lr: float = Field(default=1.0e-3, gt=0)
     clip: float = Field(default=0.5, gt=0)  # of the value's change in an update, in units of the normalised target
+    epochs: int = Field(default=1, ge=1)  # passes over the episodes of an update
     warm_up: int = Field(default=4, ge=0)  # passes over one batch of warm-start episodes before the first update
 
 

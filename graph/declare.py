@@ -9,6 +9,9 @@ condition that holds only while `wants_search` or `hop_below` does, or `send: pe
 (a retriever), so that the number runs out. `wants_search` and `send: pending` end at `graph.max_hops` for any node that
 writes `pending`.
 
+A function without `writes` may write any key as far as these checks go, except `hop` and `evidence`: a function that
+raises the one or keeps the other has to say so, or the loop has no cap and the retriever keeps all it finds.
+
 Two things LangGraph leaves to the author are done here. Parallel chains of plain edges with different lengths that meet
 again are joined by a barrier, so that what follows runs once. A subgraph gives back only what it changed: an appended
 list handed back whole would be appended to itself.
@@ -169,7 +172,7 @@ def _hop_bounds(spec: Any) -> list[int]:
 
 
 def check_agents(config: Config, names: Sequence[str]) -> None:
-    """Refuse settings for agents that the graph does not have, and a head map that forgets or repeats one."""
+    """Refuse settings for agents that the graph does not have, and a head map that repeats one."""
     for name in config.agents:
         if name not in names:
             raise _unknown_agent(f"agents.{name}", name, names)
@@ -186,11 +189,12 @@ def check_agents(config: Config, names: Sequence[str]) -> None:
                 raise _unknown_agent("llm.heads", name, names)
             if mapped.count(name) > 1:
                 raise ConfigError(f"llm.heads: got {name!r} under two heads, expected one head an agent; remove one.")
-        missing = [name for name in names if name not in mapped]
-        if missing:
-            raise ConfigError(
-                f"llm.heads: got no head for {', '.join(map(repr, missing))}, expected one for every agent; add them."
-            )
+        for name in names:  # an agent that the map leaves out has a head of its own, by its own name
+            if name not in mapped and name in config.llm.heads:
+                raise ConfigError(
+                    f"llm.heads: got a head {name!r} without the agent of that name, which has a head {name!r} of its "
+                    f"own; rename the head, or add {name!r} to it."
+                )
 
 
 def _unknown_agent(where: str, name: str, names: Sequence[str]) -> ConfigError:

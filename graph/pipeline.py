@@ -47,6 +47,13 @@ def head_map(agents: Sequence[Agent], heads: str | Mapping[str, Sequence[str]]) 
     return out
 
 
+def asked(text: str, name: str = "ask") -> Question:
+    """Return a question without gold."""
+    if not text.strip():
+        raise ConfigError("got an empty question; expected some text")
+    return Question(name, text, (UNKNOWN,))
+
+
 class Pipeline:
     """Runs questions through a graph. `agents` names the trained ones: nothing is guessed.
 
@@ -71,11 +78,13 @@ class Pipeline:
         seed: int = 0,
         temperature: Mapping[str, float] | None = None,
         evidence_written: bool | None = None,
+        recursion_limit: int | None = None,
     ) -> None:
         names = [a.name for a in agents]
         if len(set(names)) != len(names) or not all(names):
             raise ConfigError(f"agents: got names {names}; expected distinct, non-empty ones: set `name` on each agent")
         self.graph, self.agents, self.max_hops = graph, list(agents), max_hops
+        self.recursion_limit = recursion_limit or 8 * (max_hops + 2) + 4 * len(agents)
         if not isinstance(index, Index):
             from jointrag.retrieval.store import open_index
 
@@ -132,7 +141,7 @@ class Pipeline:
         )
 
     def _config(self) -> dict[str, Any]:
-        return {"recursion_limit": 8 * (self.max_hops + 2) + len(self.agents) * 4}
+        return {"recursion_limit": self.recursion_limit}
 
     def scheduler(self) -> Scheduler:
         """Return a scheduler for one event loop."""
@@ -198,9 +207,7 @@ class Pipeline:
     ) -> dict[str, Any]:
         """Answer one question; returns the final state, with the episode under "episode"."""
         text = question if isinstance(question, str) else str(question["question"])
-        if not text.strip():
-            raise ConfigError("got an empty question; expected some text")
-        q = Question("ask", text, (UNKNOWN,))
+        q = asked(text)
         context = self._context(self.scheduler(), q, stable_seed("greedy", q.id), modes=self.check_modes(modes))
         state = dict(await self.graph.ainvoke(initial(text), self._config(), context=context))
         return {**state, "episode": context.recorder.episode}
@@ -211,12 +218,12 @@ class Pipeline:
 
     def batch(self, questions: Sequence[str], modes: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Answer questions together, batched."""
-        episodes = self.run([Question(f"ask{i}", q, (UNKNOWN,)) for i, q in enumerate(questions)], modes=modes)
+        episodes = self.run([asked(q, f"ask{i}") for i, q in enumerate(questions)], modes=modes)
         return [{**e.state, "episode": e} for e in episodes]
 
     async def astream(self, question: str, modes: Mapping[str, str] | None = None) -> AsyncIterator[dict[str, Any]]:
         """Yield {node: update} as each node finishes."""
-        q = Question("ask", question, (UNKNOWN,))
+        q = asked(question)
         context = self._context(self.scheduler(), q, stable_seed("greedy", q.id), modes=self.check_modes(modes))
         async for update in self.graph.astream(
             initial(question), self._config(), context=context, stream_mode="updates"

@@ -174,7 +174,9 @@ class Lessons:
         h = rng.randrange(len(hops))  # the filter after hop h: gold of the hops asked so far
         so_far = [x for hop in hops[: h + 1] for x in hop]
         reach = gold if len(hops) == 1 else gold[: h + 1]
-        out.append((self._prompt(q.question, so_far, "filter"), self._select([number[g] for g in reach if g in number])))
+        out.append(
+            (self._prompt(q.question, so_far, "filter"), self._select([number[g] for g in reach if g in number]))
+        )
         for h in range(len(hops) + 1):  # the rewriter at every stage
             before = [x for hop in hops[:h] for x in hop]
             reach = gold if len(hops) == 1 else gold[:h]
@@ -194,7 +196,9 @@ class Lessons:
             if " of " in sub:
                 relation = next(r for r in lx.RELATIONS if sub.split(" of ", 1)[0] in r.banks)
                 so_far = [x for hop in hops[: h + 1] for x in hop]
-                out.append((self._prompt(q.question, so_far, "retriever"), self._say(relation.fragments[rng.randrange(3)])))
+                out.append(
+                    (self._prompt(q.question, so_far, "retriever"), self._say(relation.fragments[rng.randrange(3)]))
+                )
         facts = [f for p in shown for f in self.of_passage.get(p.id, ())]
         rng.shuffle(facts)
         for f in facts[: max(0, tasks - len(out))]:  # every other fact of the context
@@ -231,15 +235,13 @@ class Lessons:
                 kept.append((prompt, said))
         return context, kept
 
-    def copying(self, length: int) -> tuple[tuple[int, ...], list[Task]]:
-        """Return a random segment and the task of saying it again from its first token."""
+    def copying(self) -> tuple[tuple[int, ...], list[Task]]:
+        """Return a random segment that repeats itself: every repeated token is supervised, so that copying forms first."""
         first = len(marker_tokens()) + 256
-        segment = tuple(self.rng.randrange(first, len(self.t.tokenizer)) for _ in range(length))
-        tasks = []
-        for _ in range(6):
-            i = self.rng.randrange(max(1, length - 6))
-            tasks.append((segment[i : i + 1], segment[i + 1 : i + 6]))
-        return (*self.t.literal(MARKERS.begin), *segment), tasks
+        length = self.rng.choice((6, 12, 24, 48, 72))
+        segment = [self.rng.randrange(first, len(self.t.tokenizer)) for _ in range(length)]
+        repeated = tuple((segment * 40)[: max(2 * length, 180)])
+        return (), [(repeated[:length], repeated[length:])]
 
 
 def _subject(relation: lx.Relation) -> str:
@@ -278,7 +280,9 @@ def hidden_states(model: LlamaForCausalLM, batch: dict[str, torch.Tensor]) -> to
     dtype = model.dtype
     bias = torch.zeros(batch["mask"].shape, dtype=dtype, device=batch["mask"].device)
     bias.masked_fill_(~batch["mask"], torch.finfo(dtype).min)
-    out = model.model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=bias, use_cache=False)
+    out = model.model(
+        input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=bias, use_cache=False
+    )
     return out.last_hidden_state
 
 
@@ -319,12 +323,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     p.add_argument("--layers", type=int, default=4)
     p.add_argument("--vocab", type=int, default=1792)
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--copies", type=float, default=0.4, help="share of copy sequences at the start, 0 halfway through")
+    p.add_argument("--init", type=Path, help="go on from this trunk instead of random weights")
     p.add_argument("--save", type=int, default=500)
     p.add_argument("--device", default="cpu")
     a = p.parse_args(argv)
     torch.manual_seed(a.seed)
     rng = random.Random(a.seed)
-    tokenizer = train_tokenizer(a.vocab)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(a.init) if a.init else train_tokenizer(a.vocab)
     template = Template.of(tokenizer)
     sample = [t for q in Lessons(template, rng).world.passages[:200] for t in template.text(q.title)]
     config = LlamaConfig(
@@ -333,7 +339,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, attn_implementation="sdpa",
     )  # fmt: skip
-    model = LlamaForCausalLM(config).to(a.device)
+    model = LlamaForCausalLM.from_pretrained(a.init) if a.init else LlamaForCausalLM(config)
+    model.to(a.device).float().train()
     size = sum(x.numel() for x in model.parameters())
     print(json.dumps({"parameters": size, "vocab": len(tokenizer), "tokens_per_name": len(sample) / 200}), flush=True)
     decay = [x for x in model.parameters() if x.dim() > 1]
@@ -350,11 +357,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     for step in range(a.steps):
         if step % 4 == 0:
             lessons.reset(step + 1)
-        passages = 2 if step < 0.1 * a.steps else 3 if step < 0.2 * a.steps else 4 if step < 0.5 * a.steps else 5
-        copies = 0.3 * max(0.0, 1.0 - step / min(1500, a.steps / 3))
-        items = [
-            lessons.copying(40) if rng.random() < copies else lessons.sequence(passages, 12) for _ in range(a.batch)
-        ]
+        passages = (
+            5
+            if a.init
+            else 2
+            if step < 0.1 * a.steps
+            else 3
+            if step < 0.2 * a.steps
+            else 4
+            if step < 0.5 * a.steps
+            else 5
+        )
+        copies = a.copies * max(0.0, 1.0 - step / (0.5 * a.steps))
+        items = [lessons.copying() if rng.random() < copies else lessons.sequence(passages, 12) for _ in range(a.batch)]
         batch = {k: v.to(a.device) for k, v in collate(items, tokenizer.pad_token_id).items()}
         at = batch["labels"] >= 0
         with torch.autocast(a.device, dtype=torch.bfloat16):  # 1.2-1.4x on a CPU with AVX512-bf16
@@ -367,11 +382,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         schedule.step()
         seen += batch["input_ids"].numel()
         if step % 50 == 49:
+            with torch.no_grad():
+                again = collate([exam.copying() for _ in range(8)], tokenizer.pad_token_id)
+                labels = again["labels"].to(a.device)
+                guess = model.lm_head(hidden_states(model, {k: v.to(a.device) for k, v in again.items()})).argmax(-1)
+                copied = (guess == labels)[labels >= 0].float().mean().item()
             rate = seen / (time.time() - started)
-            print(json.dumps({"step": step + 1, "loss": round(loss.item(), 4), "tokens_per_s": round(rate)}), flush=True)
+            print(
+                json.dumps(
+                    {
+                        "step": step + 1,
+                        "loss": round(loss.item(), 4),
+                        "copied": round(copied, 3),
+                        "tokens_per_s": round(rate),
+                    }
+                ),
+                flush=True,
+            )
         if step % a.save == a.save - 1 or step == a.steps - 1:
             scores = {k: round(v, 3) for k, v in exactness(model, template, exam, 4, 160).items()}
-            print(json.dumps({"step": step + 1, "minutes": round((time.time() - started) / 60, 1), **scores}), flush=True)
+            print(
+                json.dumps({"step": step + 1, "minutes": round((time.time() - started) / 60, 1), **scores}), flush=True
+            )
             model.save_pretrained(a.out)
             tokenizer.save_pretrained(a.out)
     (a.out / "training.json").write_text(json.dumps({**vars(a), "out": str(a.out), "parameters": size}, indent=1))

@@ -61,34 +61,33 @@ class SelectGrammar(Grammar):
         return max(len(self.none), self.most * max((len(i) for i in self.items), default=0)) + 1
 
     def _read(self, prefix: tuple[int, ...]) -> tuple[list[int], tuple[int, ...]]:
-        """Return (complete items read, tokens of the item being read)."""
+        """Return (items surely read, tokens after them): longest match, so the rest may be an item or go on to a longer one."""
         read: list[int] = []
         rest: tuple[int, ...] = ()
         for token in prefix:
-            rest = (*rest, token)
-            if rest in self.items and not any(
-                len(i) > len(rest) and i[: len(rest)] == rest for i in self.items[(read[-1] + 1 if read else 0) :]
-            ):
+            longer = (*rest, token)
+            if not self._next(read, longer) and self._is_item(read, rest):
                 read.append(self.items.index(rest))
-                rest = ()
+                longer = (token,)
+            rest = longer
         return read, rest
 
+    def _next(self, read: list[int], rest: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return what may stand after the items read and starts with `rest`; none only alone, items only ascending."""
+        items = self.items[read[-1] + 1 if read else 0 :] if len(read) < self.most else ()
+        return [x for x in (*items, *(() if read else (self.none,))) if x[: len(rest)] == rest]
+
+    def _is_item(self, read: list[int], rest: tuple[int, ...]) -> bool:
+        """True where `rest` is an item that may follow those read."""
+        return rest != self.none and rest in self._next(read, rest)
+
     def mask(self, prefix: tuple[int, ...]) -> Mask:  # noqa: D102
-        if prefix and prefix[: len(self.none)] == self.none[: len(prefix)]:
-            return False, (self.none[len(prefix)],) if len(prefix) < len(self.none) else (self.end,)
         read, rest = self._read(prefix)
-        after = read[-1] + 1 if read else 0
-        legal: list[int] = []
-        if rest:
-            legal = [i[len(rest)] for i in self.items[after:] if i[: len(rest)] == rest and len(i) > len(rest)]
-            if rest in self.items[after:]:
-                legal.append(self.end)
-        elif len(read) < self.most:
-            legal = [i[0] for i in self.items[after:]]
-        if read and not rest:
+        legal = [x[len(rest)] for x in self._next(read, rest) if len(x) > len(rest)]
+        if self._is_item(read, rest):
+            legal += [x[0] for x in self._next([*read, self.items.index(rest)], ())]
+        if self._is_item(read, rest) or prefix == self.none:
             legal.append(self.end)
-        if not prefix:
-            legal.append(self.none[0])
         return False, tuple(dict.fromkeys(legal))
 
     def write(self, numbers: Sequence[int]) -> tuple[int, ...]:
@@ -102,11 +101,9 @@ class SelectGrammar(Grammar):
         if body == self.none:
             return ()
         read, rest = self._read(body)
-        if rest in self.items:
-            read.append(self.items.index(rest))
-        elif rest or not body:
-            raise MalformedError(f"selection tokens {tokens} name no item")
-        return tuple(read)
+        if not self._is_item(read, rest):
+            raise MalformedError(f"selection tokens {tokens} name no passage; expected ascending numbers, or none")
+        return (*read, self.items.index(rest))
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,8 @@ class Queries:
             texts = [template.decode(p) for p in [*parts, part]]
         else:
             text = template.decode(tokens)
-            if text.startswith(lay.stop.strip()):
+            stop = lay.stop.strip()
+            if text.startswith(stop) and not text[len(stop) : len(stop) + 1].isalnum():
                 return ()
             texts = [t.strip() for t in text.split(lay.also.strip())]
         queries = tuple(dict.fromkeys(t for t in texts if any(c.isalnum() for c in t)))

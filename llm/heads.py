@@ -53,24 +53,27 @@ class Heads:
         self.layers: list[LoraLayer] = []
         self.extra: dict[str, dict[str, nn.Parameter]] = {}
         self.names: list[str] = []
+        self._key: dict[str, str] = {}  # what PEFT calls a head: "a", "keys" or "my.agent" would be no name for it
 
     def add(self, name: str, extra: Mapping[str, tuple[int, ...]] | None = None) -> None:
         """Add a head that changes nothing yet; `extra` maps further matrices to their shapes (zeros)."""
         if name in self.names:
             raise HeadError(f"head {name!r} exists already; expected a new name")
         key = int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:7], "big")
+        at = f"head{len(self.names)}"
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key)
             if self.peft is None:
-                self.peft = get_peft_model(self.trunk, self.config, adapter_name=name)
+                self.peft = get_peft_model(self.trunk, self.config, adapter_name=at)
             else:
-                self.peft.add_adapter(name, self.config)
+                self.peft.add_adapter(at, self.config)
         self.layers = [m for m in self.peft.modules() if isinstance(m, LoraLayer)]
         self.names.append(name)
+        self._key[name] = at
         for layer in self.layers:  # get_peft_model casts or freezes by its own rules: one rule here
             for part in (layer.lora_A, layer.lora_B):
-                part[name].float().requires_grad_(True)
-        device = self.layers[0].lora_A[name].weight.device
+                part[at].float().requires_grad_(True)
+        device = self.layers[0].lora_A[at].weight.device
         self.extra[name] = {k: nn.Parameter(torch.zeros(s, device=device)) for k, s in (extra or {}).items()}
         self.peft.eval()
 
@@ -81,14 +84,14 @@ class Heads:
         for layer in self.layers:
             layer._disable_adapters = name is None
             if name is not None:
-                layer._active_adapter = [name]
+                layer._active_adapter = [self._key[name]]
 
     def named(self, name: str) -> dict[str, nn.Parameter]:
         """Return the parameters of a head by stable names."""
         out: dict[str, nn.Parameter] = {}
         for i, layer in enumerate(self.layers):
-            out[f"{i:04d}.A"] = layer.lora_A[name].weight
-            out[f"{i:04d}.B"] = layer.lora_B[name].weight
+            out[f"{i:04d}.A"] = layer.lora_A[self._key[name]].weight
+            out[f"{i:04d}.B"] = layer.lora_B[self._key[name]].weight
         return out | {f"extra.{k}": v for k, v in self.extra[name].items()}
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
@@ -127,9 +130,9 @@ class Heads:
         weights = {}
         modules = {id(m): n for n, m in self.peft.named_modules()}
         for layer in self.layers:
-            at = modules[id(layer)]
-            weights[f"{at}.lora_A.weight"] = layer.lora_A[name].weight.detach().cpu().contiguous().clone()
-            weights[f"{at}.lora_B.weight"] = layer.lora_B[name].weight.detach().cpu().contiguous().clone()
+            at, key = modules[id(layer)], self._key[name]
+            weights[f"{at}.lora_A.weight"] = layer.lora_A[key].weight.detach().cpu().contiguous().clone()
+            weights[f"{at}.lora_B.weight"] = layer.lora_B[key].weight.detach().cpu().contiguous().clone()
         save_file(weights, folder / LORA, metadata={"format": "pt"})
         config = self.config.to_dict()
         config |= {"base_model_name_or_path": self.trunk_path, "inference_mode": True, "peft_type": "LORA"}
@@ -146,17 +149,21 @@ class Heads:
         """Read a head saved by `save` into the existing head `name`; another trunk, template or rank is refused."""
         try:
             meta = json.loads((folder / META).read_text())
+            trunk, template, activation = meta["trunk"], meta["template"], meta["activation"]
+            alpha = json.loads((folder / "adapter_config.json").read_text())["lora_alpha"]
             weights = load_file(folder / LORA)
             extra = load_file(folder / EXTRA) if (folder / EXTRA).exists() else {}
         except Exception as e:
             raise HeadError(f"{folder}: no readable head ({e}); expected {LORA}, adapter_config.json and {META}") from e
-        if meta["trunk"] != self.trunk_hash:
+        if trunk != self.trunk_hash:
             raise HeadError(f"{folder}: a head of another trunk; expected one trained on {self.trunk_path!r}: train it anew")
-        if meta["template"] != fingerprint:
+        if template != fingerprint:
             raise HeadError(f"{folder}: trained with other prompts or tokenizer; expected this template: restore the prompts")
-        if meta["activation"] != self.activation:
+        if alpha != self.config.lora_alpha:
+            raise HeadError(f"{folder}: trained with lora alpha {alpha}, got {self.config.lora_alpha}: set llm.lora.alpha to it")
+        if activation != self.activation:
             raise HeadError(
-                f"{folder}: trained with activation {meta['activation']!r}, got {self.activation!r}: set llm.activation to it"
+                f"{folder}: trained with activation {activation!r}, got {self.activation!r}: set llm.activation to it"
             )
         modules = {id(m): n for n, m in self.peft.named_modules()}
         state = {f"extra.{k}": v for k, v in extra.items()}

@@ -98,7 +98,7 @@ class Scheduler:
             tokens: tuple[int, ...] = tuple(value)
             return Completion(tokens, (0.0,) * len(tokens), ())
         if isinstance(action, Select):
-            tokens = request.grammar.write(value)
+            tokens = request.grammar.write([n for n in value if n < len(request.grammar.items)])  # others were dropped
         else:
             tokens = action.write(self.model.template, value)
         masks = tuple(request.grammar.mask(tokens[:t]) for t in range(len(tokens)))

@@ -85,8 +85,11 @@ class Template:
             return cls(tokenizer, PLAIN)
         marks = ("\ue000", "\ue001")
         chat = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "".join(marks)}], tokenize=False, add_generation_prompt=True
-        )
+            [{"role": "user", "content": "".join(marks)}], tokenize=False, add_generation_prompt=True,
+            date_string="26 Jul 2024", enable_thinking=False,  # a prompt with today's date in it would not fit tomorrow
+        )  # fmt: skip
+        if [chat.count(m) for m in marks] != [1, 1]:
+            raise ConfigError("llm.model: the chat template does not say a user's message once; expected one that does")
         before, rest = chat.split(marks[0])
         between, after = rest.split(marks[1])
         return cls(tokenizer, PLAIN, before, between, after)
@@ -103,7 +106,8 @@ class Template:
         if text not in self._text:
             if len(self._text) > 500_000:
                 self._text.clear()
-            ids = self.tokenizer(" " + text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            sound = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+            ids = self.tokenizer(" " + sound, add_special_tokens=False, split_special_tokens=True)["input_ids"]
             self._text[text] = tuple(ids)
         return self._text[text]
 

@@ -38,5 +38,7 @@ def load(folder: Path) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
     except Exception as e:
-        raise CheckpointError(f"{path} cannot be read ({type(e).__name__}); expected a whole checkpoint: start anew") from e
+        raise CheckpointError(
+            f"{path} cannot be read ({type(e).__name__}); expected a whole checkpoint: start anew"
+        ) from e
     return state

@@ -22,34 +22,38 @@ EMPTY = Completion((), (), ())
 
 
 def said(decision: Decision) -> str:
-    """Return a decision's action in a few words."""
+    """Return a decision's action in a few words: titles for passages."""
     value = decision.value
-    if decision.agent == "retriever" or (decision.received and isinstance(value, tuple)):
+    if isinstance(value, tuple):
         titles = {p.id: p.title for p in decision.received}
         return " , ".join(titles.get(v, str(v)) for v in value) or "none"
-    if isinstance(value, tuple):
-        return " , ".join(map(str, value)) or "stop"
     return str(value) if value is not None else "default"
 
 
 def whole_state(episode: Episode, i: int, privileged: bool, titles: dict[str, str]) -> str:
-    """Return in words what decision `i`'s actor does not see: others' last actions, kept and dropped, gold."""
+    """Return in words what decision `i`'s actor does not see: others' last actions, titles dropped, gold still missing.
+
+    Short on purpose: these tokens are most of what an update costs. Titles kept stand in the filter's actions.
+    """
     decision = episode.decisions[i]
-    parts = [f"{decision.agent} {decision.hop}"]
     last: dict[str, Decision] = {}
+    kept: dict[str, str] = {p.id: p.title for p in decision.held}
+    dropped: dict[str, str] = {}
     for d in episode.decisions:
-        if d.step < decision.step and d.agent != decision.agent:
-            last[d.agent] = d
-    parts += [f"{name} : {said(d)}" for name, d in last.items()]
-    kept = {p.id for p in decision.held}
-    seen = [p for d in episode.decisions if d.step < decision.step for p in d.update.get("passages", ())]
-    dropped = [p.title for p in dict.fromkeys(seen) if p.id not in kept]
-    parts.append("kept " + " , ".join(p.title for p in decision.held))
-    parts.append("dropped " + " , ".join(dropped[-4:]))
+        if d.step < decision.step:
+            if d.agent != decision.agent:
+                last[d.agent] = d
+            dropped = {p.id: p.title for p in d.update.get("passages", ())} or dropped
+    parts = [f"{decision.agent} {decision.hop}"]
+    parts += [f"{name} {said(d)}" for name, d in last.items()]
+    parts.append("kept " + " ".join(kept.values()))
+    away = [t for p, t in dropped.items() if p not in kept]
+    if away and not any("passages" in d.update for d in last.values()):
+        parts.append("dropped " + " ".join(away))
     if privileged:
         gold = episode.question.supporting_ids
-        missing = [g for g in gold if g not in kept]
-        parts.append("gold " + " , ".join(f"{titles.get(g, g)}{' missing' if g in missing else ''}" for g in gold))
+        missing = [titles.get(g, g) for g in gold if g not in kept]
+        parts.append(f"gold {len(gold)} missing " + " ".join(missing))
         parts.append("answer " + episode.question.answers[0])
     return " ; ".join(parts)
 

@@ -46,9 +46,7 @@ class Learner:
         self.pipeline, self.config, self.rewards, self.algorithm = pipeline, config, rewards, algorithm
         m = config.marl
         self.settings = {a.name: config.agent(a.name) for a in pipeline.agents}
-        self.learning = [
-            a.name for a in pipeline.agents if a.trainable and config.agent(a.name).mode == "learn"
-        ]
+        self.learning = [a.name for a in pipeline.agents if a.trainable and config.agent(a.name).mode == "learn"]
         heads = list(dict.fromkeys(pipeline.head_of[n] for n in self.learning))
         self.critic = Critic(pipeline.llm, pipeline.index, m.critic.privileged, algorithm.local_critic)
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -182,7 +180,7 @@ class Learner:
                 )
                 loss = per_row.mean()
                 self._step(CRITIC, loss, rate)
-                total, count = total + float(loss) * len(chunk.rows), count + len(chunk.rows)
+                total, count = total + loss.item() * len(chunk.rows), count + len(chunk.rows)
         return {"loss": total / max(1, count), "explained_variance": explained}
 
     def update(self, episodes: Sequence[Episode], seed: int, rate: float, number: int = 0) -> dict[str, Any]:
@@ -200,7 +198,7 @@ class Learner:
             for s, a in zip(mine, normal, strict=True):
                 s.advantage = float(a)
             log["agents"][name] = self._describe(name, mine, raw, credits, episodes)
-        log["critic"] = self._fit(chunks, where, values, credits, episodes, m.epochs, seed, rate)
+        log["critic"] = self._fit(chunks, where, values, credits, episodes, m.critic.epochs, seed, rate)
         by_agent = self._explained(where, values, credits, episodes)
         rests = {n for n in self.learning if number % self.settings[n].interval}
         policy = self._policy([s for s in samples if s.decision.agent not in rests], seed, rate)
@@ -212,7 +210,12 @@ class Learner:
         return log
 
     def _describe(
-        self, name: str, mine: Sequence[Sample], raw: np.ndarray[Any, Any], credits: Sequence[Credit], episodes: Sequence[Episode]
+        self,
+        name: str,
+        mine: Sequence[Sample],
+        raw: np.ndarray[Any, Any],
+        credits: Sequence[Credit],
+        episodes: Sequence[Episode],
     ) -> dict[str, Any]:
         calls = [d for e in episodes for d in e.of(name)]
         process: dict[str, list[float]] = {}
@@ -233,7 +236,11 @@ class Learner:
         }
 
     def _explained(
-        self, where: Sequence[tuple[int, int]], values: np.ndarray[Any, Any], credits: Sequence[Credit], episodes: Sequence[Episode]
+        self,
+        where: Sequence[tuple[int, int]],
+        values: np.ndarray[Any, Any],
+        credits: Sequence[Credit],
+        episodes: Sequence[Episode],
     ) -> dict[str, float]:
         targets = self._targets(where, credits, episodes)
         out = {}
@@ -274,12 +281,18 @@ class Learner:
                 norm = self._step(str(chunk.head), loss.total.mean(), rate)
                 kl, ent, clipped = loss.kl.tolist(), loss.entropy.tolist(), loss.clipped.tolist()
                 for b, s in enumerate(mine):
-                    into = sums.setdefault(s.decision.agent, dict.fromkeys(("n", "kl", "entropy", "clipped", "gradient"), 0.0))
-                    for key, x in (("n", 1.0), ("kl", kl[b]), ("entropy", ent[b]), ("clipped", clipped[b]), ("gradient", norm)):
+                    into = sums.setdefault(
+                        s.decision.agent, dict.fromkeys(("n", "kl", "entropy", "clipped", "gradient"), 0.0)
+                    )
+                    for key, x in (
+                        ("n", 1.0),
+                        ("kl", kl[b]),
+                        ("entropy", ent[b]),
+                        ("clipped", clipped[b]),
+                        ("gradient", norm),
+                    ):
                         into[key] += x
-        return {
-            name: {k: v / s["n"] for k, v in s.items() if k != "n"} for name, s in sums.items()
-        }
+        return {name: {k: v / s["n"] for k, v in s.items() if k != "n"} for name, s in sums.items()}
 
     # state
 

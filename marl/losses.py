@@ -54,7 +54,10 @@ def policy_loss(
     count = used.sum(1).clamp(min=1)
     outside = ((ratio - 1).abs() > eps).to(per_token.dtype)
     return PolicyLoss(
-        (per_token * used).sum(1), (kl * used).sum(1), (entropy_DT * used).sum(1) / count, (outside * used).sum(1) / count
+        (per_token * used).sum(1),
+        (kl * used).sum(1),
+        (entropy_DT * used).sum(1) / count,
+        (outside * used).sum(1) / count,
     )
 
 

@@ -16,6 +16,8 @@ ALGORITHMS: dict[str, str] = {
 def algorithm(name: str) -> Any:
     """Return the algorithm called `name`."""
     if name not in ALGORITHMS:
-        raise ConfigError(f"marl.algorithm: got {name!r}; expected one of {sorted(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")
+        raise ConfigError(
+            f"marl.algorithm: got {name!r}; expected one of {sorted(ALGORITHMS)}.{nearest(name, ALGORITHMS)}"
+        )
     module, _, cls = ALGORITHMS[name].partition(":")
     return getattr(importlib.import_module(module), cls)()

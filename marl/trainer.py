@@ -76,15 +76,19 @@ class Trainer:
         resume: bool = False,
         say: Say = lambda _: None,
         on_update: Callable[[Mapping[str, Any]], None] = lambda _: None,
-        after_warm_start: Callable[[], None] = lambda: None,
+        after_warm_start: Callable[[Mapping[str, Any]], None] = lambda _: None,
         **marl: Any,
     ) -> None:
         config = config or Config()
         unknown = [k for k in marl if k not in type(config.marl).model_fields]
         if unknown:
-            raise ConfigError(f"Trainer: unknown setting {unknown[0]!r}; expected one of {sorted(type(config.marl).model_fields)}")
+            raise ConfigError(
+                f"Trainer: unknown setting {unknown[0]!r}; expected one of {sorted(type(config.marl).model_fields)}"
+            )
         if marl:
-            config = config.model_copy(update={"marl": type(config.marl).model_validate(config.marl.model_dump() | marl)})
+            config = config.model_copy(
+                update={"marl": type(config.marl).model_validate(config.marl.model_dump() | marl)}
+            )
         self.config = config if out is None else config.model_copy(update={"out": str(out)})
         self.pipeline, self.resume, self.say, self.on_update = pipeline, resume, say, on_update
         self.after_warm_start = after_warm_start
@@ -125,7 +129,9 @@ class Trainer:
         """Prepare the run folder; return the checkpoint to go on from."""
         state = checkpoint.load(self.out / "checkpoint")
         if state is not None and not self.resume:
-            raise CheckpointError(f"{self.out} holds a run already; expected a new folder: set out=..., or go on with --resume")
+            raise CheckpointError(
+                f"{self.out} holds a run already; expected a new folder: set out=..., or go on with --resume"
+            )
         if state is not None and state["identity"] != self._identity():
             raise CheckpointError(
                 f"{self.out} holds a run of another config, corpus, trunk or question set; expected the same ones to resume: "
@@ -138,7 +144,9 @@ class Trainer:
             with (self.out / "metrics.jsonl").open("ab") as f:  # lines after the checkpoint are written again
                 f.truncate(0 if state is None else state["metrics_bytes"])
         except OSError as e:
-            raise StorageError(f"{self.out} cannot be written ({e}); expected a writable folder: set out=... to another") from e
+            raise StorageError(
+                f"{self.out} cannot be written ({e}); expected a writable folder: set out=... to another"
+            ) from e
         return state
 
     def _save(self, stage: str, update: int, learner: Learner | None, progress: Mapping[str, Any]) -> None:
@@ -164,7 +172,9 @@ class Trainer:
                 f.flush()
                 os.fsync(f.fileno())
         except OSError as e:
-            raise StorageError(f"{self.out / name} cannot be written ({e}); expected room on the disk: free some, then --resume") from e
+            raise StorageError(
+                f"{self.out / name} cannot be written ({e}); expected room on the disk: free some, then --resume"
+            ) from e
 
     # the run
 
@@ -196,7 +206,7 @@ class Trainer:
         else:
             learner.set_state(state["learner"])
             first = state["update"]
-        self.after_warm_start()
+        self.after_warm_start(progress["warm"])
         for update in range(first + 1, self.config.marl.updates + 1):
             self._update(learner, update, progress)
         for h, tensors in (progress["best_heads"] or {}).items():

@@ -48,22 +48,25 @@ def labels(pipeline: Pipeline, questions: Sequence[Question], form: str) -> dict
     ranks = [a.name for a in pipeline.agents if "passages" in a.writes]
     selects = [a.name for a in pipeline.agents if "evidence" in a.writes]
     oracle = dict.fromkeys((a.name for a in pipeline.agents), "oracle")
+    answers = [n for n in names if "answer" in pipeline.agent(n).writes]
     passes = [
-        (oracle, [n for n in names if n not in selects]),
-        (oracle | dict.fromkeys(ranks, "default"), selects),
-        (oracle | dict.fromkeys([*ranks, *selects], "default"), [n for n in names if "answer" in pipeline.agent(n).writes]),
+        (oracle, [n for n in names if n not in selects], questions),
+        (oracle | dict.fromkeys(ranks, "default"), selects, questions[::2]),
+        (oracle | dict.fromkeys([*ranks, *selects], "default"), answers, questions[1::2]),
     ]
     out: dict[str, dict[Any, Act]] = {n: {} for n in names}
-    for modes, wanted in passes:
+    for modes, wanted, asked in passes:
         if not wanted:
             continue
-        for episode in pipeline.run(questions, modes=modes, oracle_form=form, labels=True):
+        for episode in pipeline.run(asked, modes=modes, oracle_form=form, labels=True):
             for d in episode.decisions:
                 if d.agent not in wanted or d.request is None or d.completion is None:
                     continue
                 if "queries" in d.update and d.agent not in ranks and not episode.question.answerable:
                     continue  # what to ask for a fact told nowhere is not in the gold labels
-                request = d.request if d.completion.masks or not d.completion.tokens else _picks(d.request, d.completion)
+                request = (
+                    d.request if d.completion.masks or not d.completion.tokens else _picks(d.request, d.completion)
+                )
                 out[d.agent].setdefault((request.context, request.suffix, d.completion.tokens), (request, d.completion))
     return {n: list(acts.values()) for n, acts in out.items()}
 
@@ -79,7 +82,9 @@ class HeadTrainer(SFTTrainer):  # type: ignore[misc]
     pipeline: Pipeline
     head: str
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """Return the mean over labels of the summed token cross-entropy."""
         rows = inputs["row"].tolist()
         loss = likelihood_loss(self.pipeline, [self.acts[i] for i in rows], self.head)
@@ -210,16 +215,18 @@ def warm_start(
         states[form] = {h: heads.state(h) for h in own}
         scores[form] = mean_f1(pipeline, dev) if len(tried) > 1 else 0.0
         pipeline.llm.forget()
-        say(f"warm start with {form} labels: dev F1 {scores[form]:.3f}" if len(tried) > 1 else f"warm start with {form} labels")
+        say(
+            f"warm start with {form} labels: dev F1 {scores[form]:.3f}"
+            if len(tried) > 1
+            else f"warm start with {form} labels"
+        )
     best = max(tried, key=lambda f: scores[f])
     for h in own:
         heads.set_state(h, states[best][h])
     return {"form": best, "dev_f1": scores, "labels": counts[best]}
 
 
-def continue_supervision(
-    pipeline: Pipeline, train: Sequence[Question], form: str, steps: int, s: WarmSettings
-) -> None:
+def continue_supervision(pipeline: Pipeline, train: Sequence[Question], form: str, steps: int, s: WarmSettings) -> None:
     """Go on supervising the warm heads for `steps`: the `sft_more` comparison."""
     more = replace(s, seed=stable_seed("sft_more", s.seed) % 2**31)
     supervise(pipeline, labels(pipeline, choose(train, s.questions), form), steps, more)

@@ -76,7 +76,8 @@ def test_nodes_alone_change_single_nodes_of_the_default_graph() -> None:
 
 def test_edges_with_a_start_are_a_whole_graph_and_without_one_a_patch(tmp_path: Path) -> None:
     base = WORLD + (
-        "graph: {nodes: {a: {type: answerer}, b: {type: answerer}}, edges: {START: a, a: {if: x, then: b, else: END}, b: END}}\n"
+        "graph: {nodes: {a: {type: answerer}, b: {type: answerer}}, "
+        "edges: {START: a, a: {if: x, then: b, else: END}, b: END}}\n"
     )
     whole = "extends: base.yaml\ngraph: {nodes: {c: {type: answerer}}, edges: {START: c, c: END}}\n"
     graph = load_config(write(tmp_path, whole=whole, base=base)).graph

@@ -1,0 +1,326 @@
+"""Run: from a config to a run folder: data, index, pipeline, warm start, joint training, evaluation, report.
+
+The comparisons that need no joint heads (`sft_more` and the warm, trunk and oracle variants) are trained and evaluated
+by a second process beside joint training (`python -m jointrag.marl.baselines RUN`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jointrag.configs.load import load_config
+from jointrag.configs.schema import Config, Swap
+from jointrag.data.errors import CheckpointError, ConfigError, DataError, JointragError, StorageError
+from jointrag.data.files import read_corpus, read_questions
+from jointrag.data.types import Passage, Question
+from jointrag.data.world import build as build_world
+from jointrag.eval.evaluation import (
+    Row,
+    run_variant,
+    run_variants,
+    summarise,
+    variant_modes,
+    write_json_atomic,
+    write_rows,
+)
+from jointrag.eval.report import episode_record, write_report
+from jointrag.graph.declare import Declared, declare_config
+from jointrag.graph.pipeline import Pipeline
+from jointrag.marl.trainer import Result, Trainer, load_heads, save_heads, warm_settings
+from jointrag.marl.warm_start import continue_supervision
+from jointrag.retrieval.base import Index
+from jointrag.retrieval.build import build_index, load_index
+from jointrag.retrieval.cache import CachedIndex
+
+Say = Callable[[str], None]
+EPISODES = 20  # example episodes kept for the report
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Corpus and question sets of a run. `held_out_bank`: the test world in unseen wordings, where there is one."""
+
+    passages: list[Passage]
+    train: list[Question]
+    dev: list[Question]
+    test: list[Question]
+    held_out_bank: list[Question]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A config made real."""
+
+    config: Config
+    declared: Declared
+    pipeline: Pipeline
+    data: Splits
+
+
+def load_data(config: Config) -> Splits:
+    """Generate the world, or read the files; gold ids must exist in the corpus."""
+    if config.data.world is not None:
+        world = build_world(config.data.world)
+        return Splits(world.passages, world.train, world.dev, world.test, world.held_out_bank)
+    if config.data.corpus is None:
+        raise ConfigError("data: got neither a world nor a corpus; expected data.world or data.corpus: add one")
+    passages = read_corpus(config.data.corpus)
+    ids = {p.id for p in passages}
+
+    def read(path: str | None) -> list[Question]:
+        return [] if path is None else read_questions(path, ids)
+
+    return Splits(passages, read(config.data.train), read(config.data.dev), read(config.data.test), [])
+
+
+def open_index(config: Config, passages: Sequence[Passage], folder: Path | None, say: Say = lambda _: None) -> Index:
+    """Load the index from `folder` if it is this corpus's, else build it (and save it there)."""
+    settings = {"type": "bm25", **config.index}
+    if folder is not None and (folder / "manifest.json").exists():
+        try:
+            return CachedIndex(load_index(folder, passages, settings))
+        except ValueError:
+            say(f"index: {folder} is of another corpus or setting; building it anew")
+    clock = time.perf_counter()
+    index = build_index(settings, passages)
+    if folder is not None:
+        index.save(folder)
+    say(f"index: {len(passages)} passages, {settings['type']}, {time.perf_counter() - clock:.1f} s")
+    return CachedIndex(index)
+
+
+def make_pipeline(config: Config, declared: Declared, index: Index) -> Pipeline:
+    """Return the pipeline a config declares."""
+    return Pipeline(
+        declared.graph,
+        declared.agents,
+        llm=config.llm.model,
+        index=index,
+        heads=config.llm.heads,
+        activation=config.llm.activation,
+        lora={"r": config.llm.lora.r, "alpha": config.llm.lora.alpha},
+        max_hops=config.graph.max_hops,
+        max_context=config.llm.max_context,
+        max_batch=config.llm.max_batch,
+        dtype=config.llm.dtype,
+        seed=config.seed,
+        evidence_written=declared.evidence_written,
+        recursion_limit=declared.recursion_limit,
+    )
+
+
+def prepare(config: Config, index_folder: Path | None = None, say: Say = lambda _: None) -> Job:
+    """Check and build everything a run needs, before anything is spent."""
+    declared = declare_config(config)
+    data = load_data(config)
+    pipeline = make_pipeline(config, declared, open_index(config, data.passages, index_folder, say))
+    for name, agent in config.agents.items():
+        if isinstance(agent.mode, Swap):
+            head = pipeline.head_of[name]
+            pipeline.llm.heads.copy(head, f"{name}@swap")
+            pipeline.llm.heads.load(f"{name}@swap", Path(agent.mode.swap), pipeline.fingerprint)
+    return Job(config, declared, pipeline, data)
+
+
+def fixed_modes(config: Config) -> dict[str, str]:
+    """Return the modes a config holds agents in."""
+    return {n: a.mode_name for n, a in config.agents.items() if a.mode_name != "learn"}
+
+
+def run_config(folder: Path) -> Config:
+    """Return the config of a run folder."""
+    if not (folder / "config.yaml").exists():
+        raise CheckpointError(
+            f"{folder} is no run folder: config.yaml is missing; expected one written by `jointrag train`"
+        )
+    return load_config(folder / "config.yaml", [f"out={folder}"])
+
+
+def load(folder: str | Path) -> Pipeline:
+    """Load a trained run, ready to answer."""
+    folder = Path(folder)
+    return load_job(folder).pipeline
+
+
+def load_job(folder: Path, overrides: Sequence[str] = ()) -> Job:
+    """Load a trained run with its data; the warm heads too, where they were kept."""
+    run_config(folder)
+    job = prepare(load_config(folder / "config.yaml", [f"out={folder}", *overrides]), folder / "index")
+    if not (folder / "heads").exists():
+        raise CheckpointError(f"{folder} has no heads yet; expected a finished training: go on with --resume")
+    load_heads(job.pipeline, folder / "heads")
+    if (folder / "warm").exists():
+        load_heads(job.pipeline, folder / "warm", "@warm")
+    return job
+
+
+def warm_form(folder: Path) -> str:
+    """Return the label form the warm start used."""
+    try:
+        return str(json.loads((folder / "warm.json").read_text())["form"])
+    except (OSError, ValueError, KeyError) as e:
+        raise CheckpointError(f"{folder}/warm.json cannot be read ({e}); expected a run with a warm start") from e
+
+
+BASELINES = ("vanilla", "trunk", "before", "oracle")
+
+
+def baselines(folder: Path) -> None:
+    """Train `sft_more` and evaluate everything that needs no joint heads; done once."""
+    target = folder / "baselines.jsonl"
+    if target.exists():
+        return
+    config = run_config(folder)
+    job = prepare(config, folder / "index")
+    questions = test_questions(job)
+    load_heads(job.pipeline, folder / "warm")
+    load_heads(job.pipeline, folder / "warm", "@warm")
+    fixed = fixed_modes(config)
+    modes = variant_modes(job.pipeline.agents, fixed)
+    bank = job.data.held_out_bank[: config.eval.test_questions]
+    rows = run_variants(job.pipeline, questions, warm_form(folder), fixed, only=BASELINES)
+    if bank:
+        rows["bank_before"] = run_variant(job.pipeline, "bank_before", bank, modes["before"])
+    if config.sft_more.steps and job.data.train and config.warm_start.steps:
+        steps, settings = config.sft_more.steps, warm_settings(config)
+        continue_supervision(job.pipeline, job.data.train, warm_form(folder), steps, settings)
+        save_heads(job.pipeline, folder / "sft_more")
+    rows["sft_more"] = run_variant(job.pipeline, "sft_more", questions, modes["after"])
+    write_rows(target, rows)
+
+
+def test_questions(job: Job) -> list[Question]:
+    """Return the held-out questions a run reports on."""
+    questions = job.data.test[: job.config.eval.test_questions]
+    if not questions:
+        raise DataError("data.test: got no held-out questions; expected some to report on: add data.test")
+    return questions
+
+
+def read_rows(path: Path) -> dict[str, list[Row]]:
+    """Return rows by variant, as `write_rows` wrote them."""
+    out: dict[str, list[Row]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        out.setdefault(row["variant"], []).append(row)
+    return out
+
+
+class Baselines:
+    """The second process, and its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it beside this process, on one thread."""
+        if (self.folder / "baselines.jsonl").exists():
+            return
+        env = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        log = (self.folder / "baselines.log").open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "jointrag.marl.baselines", str(self.folder)], stdout=log, stderr=log, env=env
+        )
+
+    def finish(self) -> dict[str, list[Row]]:
+        """Wait for it; return its rows. Where it was killed its work is done here."""
+        if self._process is not None and self._process.wait() != 0:
+            tail = (self.folder / "baselines.log").read_text(errors="replace").strip().splitlines()[-1:]
+            if self._process.returncode == 2:
+                raise JointragError("the baselines failed: " + " ".join(tail))
+        if not (self.folder / "baselines.jsonl").exists():
+            baselines(self.folder)
+        return read_rows(self.folder / "baselines.jsonl")
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+
+
+def train_config(
+    config: Config,
+    *,
+    resume: bool = False,
+    say: Say = lambda _: None,
+    on_update: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    on_eval: Callable[[str, int, int], None] = lambda *_: None,
+) -> dict[str, Any]:
+    """Do a whole run: train, evaluate every block of eval.json, write the report; return the summary."""
+    out = Path(config.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise StorageError(f"{out} cannot be made ({e}); expected a writable place: set out=... to another") from e
+    job = prepare(config, out / "index", say)
+    if not job.data.train:
+        raise DataError("data.train: got no training questions; expected some: add data.train")
+    side = Baselines(out)
+
+    def after_warm_start(warm: Mapping[str, Any]) -> None:
+        save_heads(job.pipeline, out / "warm", "@warm")
+        write_json_atomic(out / "warm.json", dict(warm))
+        if job.data.test:
+            side.start()
+
+    trainer = Trainer(
+        job.pipeline, job.data.train, job.data.dev or None, config=config, resume=resume, say=say, on_update=on_update,
+        after_warm_start=after_warm_start,
+    )  # fmt: skip
+    try:
+        result = trainer.train()
+        if not job.data.test:
+            say("no data.test: nothing is reported on held-out questions")
+            write_report(out)
+            return {}
+        return finish(job, result, side, say, on_eval)
+    except BaseException:
+        side.stop()
+        raise
+
+
+def finish(
+    job: Job, result: Result, side: Baselines, say: Say, on_eval: Callable[[str, int, int], None]
+) -> dict[str, Any]:
+    """Evaluate the trained pipeline beside its baselines; write eval.json, rows, episodes and report."""
+    config, out = job.config, result.out
+    questions = test_questions(job)
+    form = str(result.warm.get("form", "question"))
+    fixed = fixed_modes(config)
+    modes = variant_modes(job.pipeline.agents, fixed)
+    clock = time.perf_counter()
+    rows = run_variants(
+        job.pipeline, questions, form, fixed, only=[n for n in modes if n not in BASELINES],
+        progress=lambda name, done: on_eval(name, done, len(questions)),
+    )  # fmt: skip
+    bank = job.data.held_out_bank[: config.eval.test_questions]
+    if bank:
+        rows["bank_after"] = run_variant(job.pipeline, "bank_after", bank, modes["after"])
+    rows |= side.finish()
+    summary = summarise(rows, config.seed, config.eval.bootstrap)
+    write_rows(out / "eval.rows.jsonl", rows)
+    write_json_atomic(out / "eval.json", summary)
+    examples = questions[:EPISODES]
+    pairs = zip(
+        job.pipeline.run(examples, modes=modes["before"]), job.pipeline.run(examples, modes=modes["after"]), strict=True
+    )
+    with (out / "episodes.jsonl").open("w", encoding="utf-8") as f:
+        for before, after in pairs:
+            q = before.question
+            record = {"question": q.question, "answers": q.answers, "supporting_ids": q.supporting_ids}
+            f.write(json.dumps(record | {"before": episode_record(before), "after": episode_record(after)}) + "\n")
+    with (out / "timing.jsonl").open("a", encoding="utf-8") as f:
+        f.write(json.dumps({"what": "evaluation", "seconds": time.perf_counter() - clock}) + "\n")
+    write_report(out)
+    say(f"report: {out / 'report.html'}")
+    return summary
