@@ -58,7 +58,9 @@ class Agent:
 
     def observe(self, state: State) -> Observation:
         """Return what the agent sees."""
-        raise NotImplementedError(f"{type(self).__name__}.observe(state): return Observation.of(state, instruction=...)")
+        raise NotImplementedError(
+            f"{type(self).__name__}.observe(state): return Observation.of(state, instruction=...)"
+        )
 
     def update(self, state: State, value: Any) -> dict[str, Any]:
         """Return what the action writes into the state."""
@@ -134,9 +136,7 @@ class Agent:
             return self.update(state, forced)
         return await self.ask(state, context, decision)
 
-    def _request(
-        self, state: State, context: RagContext, decision: Decision, candidates: Candidates | None
-    ) -> Request:
+    def _request(self, state: State, context: RagContext, decision: Decision, candidates: Candidates | None) -> Request:
         """Observe; record what is asked."""
         observation = self.observe(state)
         request, decision.dropped = context.llm.request(

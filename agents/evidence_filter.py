@@ -13,7 +13,7 @@ from jointrag.llm.types import Observation
 
 
 class EvidenceFilter(Agent):
-    """Evidence filter. Action: tuple of kept ids. Default: keep everything. `budget`: passages the reader takes in all."""
+    """Action: tuple of kept ids. Default: keep everything. `budget`: passages a reader takes in all."""
 
     name = "filter"
     reads: ClassVar[tuple[str, ...]] = ("question", "passages")

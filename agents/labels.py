@@ -67,7 +67,7 @@ def next_queries(rounds: Sequence[Hop], held: Collection[str], asked: Collection
 
 
 def gold_answer(question: Question, evidence: Sequence[Passage]) -> str | None:
-    """Return the answer that follows from `evidence`: the gold one with all gold passages (a twin misleads), else None."""
+    """Return the answer that follows from `evidence`: gold with all gold passages (a twin misleads), else None."""
     if not question.answerable:
         return UNKNOWN
     have = {p.id for p in evidence}

@@ -26,7 +26,7 @@ def zscore(scores: Any) -> Any:
 
 
 class Retriever(Agent):
-    """Dense re-ranker of the top-N candidates of the unmoved query (design section 5). Action: ids of k passages in order.
+    """Dense re-ranker of the top-N candidates of the unmoved query. Action: ids of k passages in order.
 
     Parallel queries of one call are merged by reciprocal rank before ranking. Passages already held are masked.
     """

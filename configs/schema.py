@@ -230,6 +230,7 @@ class EvalConfig(Section):
     questions: int = Field(default=200, ge=1)  # of dev, for choosing
     test_questions: int = Field(default=600, ge=1)  # held out, for reporting
     bootstrap: int = Field(default=10_000, ge=1)  # resamples
+    variants: list[str] = []  # blocks of eval.json to measure; [] = all
 
 
 class Config(Section):

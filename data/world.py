@@ -31,16 +31,16 @@ class Mix(BaseModel):
     """Shares of the question kinds; they are normalised to sum to 1."""
 
     model_config = ConfigDict(extra="forbid")
-    one: float = Field(0.24, ge=0)  # the easy tail: one fact
-    bridge: float = Field(0.36, ge=0)  # two facts, the bridge entity absent from the question
-    three: float = Field(0.08, ge=0)  # three facts
-    alias: float = Field(0.10, ge=0)  # one fact, the entity named by its alias
-    alias_bridge: float = Field(0.04, ge=0)  # two facts, the first entity named by its alias
-    which: float = Field(0.03, ge=0)  # comparison by look-up: needs two queries
-    same: float = Field(0.02, ge=0)  # yes or no
-    older: float = Field(0.02, ge=0)  # comparison of dates
-    missing: float = Field(0.06, ge=0)  # unanswerable: the one fact is told nowhere
-    missing_bridge: float = Field(0.05, ge=0)  # unanswerable: the second fact is told nowhere
+    one: float = Field(default=0.24, ge=0)  # the easy tail: one fact
+    bridge: float = Field(default=0.36, ge=0)  # two facts, the bridge entity absent from the question
+    three: float = Field(default=0.08, ge=0)  # three facts
+    alias: float = Field(default=0.10, ge=0)  # one fact, the entity named by its alias
+    alias_bridge: float = Field(default=0.04, ge=0)  # two facts, the first entity named by its alias
+    which: float = Field(default=0.03, ge=0)  # comparison by look-up: needs two queries
+    same: float = Field(default=0.02, ge=0)  # yes or no
+    older: float = Field(default=0.02, ge=0)  # comparison of dates
+    missing: float = Field(default=0.06, ge=0)  # unanswerable: the one fact is told nowhere
+    missing_bridge: float = Field(default=0.05, ge=0)  # unanswerable: the second fact is told nowhere
 
 
 class WorldSpec(BaseModel):
@@ -48,15 +48,21 @@ class WorldSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     seed: int = 11
-    passages: int = Field(2000, ge=500, le=1_000_000)  # per world: training, dev and held-out world are one each
-    train_questions: int = Field(2000, ge=1)
-    dev_questions: int = Field(300, ge=1)
-    test_questions: int = Field(1000, ge=1)
-    facts_told: float = Field(0.8, gt=0, le=1)  # share of an entity's passages that exist: the rest is unanswerable
-    twins: float = Field(0.3, ge=0, le=1)  # share of passages with a withdrawn twin
-    dated: float = Field(0.15, ge=0, le=1)  # share of twins told apart by dates instead of cue words
-    aliases: float = Field(0.3, ge=0, le=1)  # share of people with an alias passage
-    name_pool: float = Field(0.5, gt=0, le=1)  # share of the lexicon in use: smaller = more near-name collisions
+    passages: int = Field(
+        default=2000, ge=500, le=1_000_000
+    )  # per world: training, dev and held-out world are one each
+    train_questions: int = Field(default=2000, ge=1)
+    dev_questions: int = Field(default=300, ge=1)
+    test_questions: int = Field(default=1000, ge=1)
+    facts_told: float = Field(
+        default=0.8, gt=0, le=1
+    )  # share of an entity's passages that exist: the rest is unanswerable
+    twins: float = Field(default=0.3, ge=0, le=1)  # share of passages with a withdrawn twin
+    dated: float = Field(default=0.15, ge=0, le=1)  # share of twins told apart by dates instead of cue words
+    aliases: float = Field(default=0.3, ge=0, le=1)  # share of people with an alias passage
+    name_pool: float = Field(
+        default=0.5, gt=0, le=1
+    )  # share of the lexicon in use: smaller = more near-name collisions
     mix: Mix = Mix()
 
 
@@ -126,7 +132,11 @@ def generate(spec: WorldSpec, pool: str, seed: int | None = None, passages: int 
     def value(relation: lx.Relation, subject: str, unlike: str = "") -> str:
         """Draw a value for `relation`, never the subject itself nor `unlike`."""
         choices: Sequence[str] = (
-            lx.JOBS if relation.object == "job" else lx.YEARS if relation.object == "year" else world.entities[relation.object]
+            lx.JOBS
+            if relation.object == "job"
+            else lx.YEARS
+            if relation.object == "year"
+            else world.entities[relation.object]
         )
         while True:
             v = rng.choice(choices)
@@ -161,10 +171,10 @@ def generate(spec: WorldSpec, pool: str, seed: int | None = None, passages: int 
         drafts.pop()
     ids = [f"{pool}{i:06d}" for i in range(len(drafts))]
     rng.shuffle(ids)
-    for i, (title, group, values, cue, twin_mark) in enumerate(drafts):
+    for i, (title, told, values, cue, twin_mark) in enumerate(drafts):
         pid = ids[i]
-        variant = rng.randrange(len(GROUP[group].wordings))
-        text = GROUP[group].wordings[variant].format(*values.values())
+        variant = rng.randrange(len(GROUP[told].wordings))
+        text = GROUP[told].wordings[variant].format(*values.values())
         world.by_id[pid] = Passage(pid, title, f"{cue} {text}".strip())
         world.wording[pid] = variant
         if twin_mark:
@@ -173,8 +183,8 @@ def generate(spec: WorldSpec, pool: str, seed: int | None = None, passages: int 
             for relation, v in values.items():
                 world.facts[title, relation] = Fact(title, relation, v, pid)
     world.passages = [world.by_id[pid] for pid in sorted(world.by_id)]
-    told = {p.title for p in world.passages}
-    world.entities = {k: [n for n in v if n in told] for k, v in world.entities.items()}
+    titles = {p.title for p in world.passages}
+    world.entities = {k: [n for n in v if n in titles] for k, v in world.entities.items()}
     return world
 
 
@@ -237,10 +247,14 @@ class QuestionMaker:
             question = self._compare(kind, qid) if kind in ("which", "same", "older") else self._path(kind, qid)
             if question is not None:
                 return question
-        raise DataError(f"this world holds no {kind!r} question; expected at least one: use more passages or a smaller share")
+        raise DataError(
+            f"this world holds no {kind!r} question; expected at least one: use more passages or a smaller share"
+        )
 
     def _path(self, kind: str, qid: str) -> Question | None:
-        length = {"one": 1, "bridge": 2, "three": 3, "alias": 1, "alias_bridge": 2, "missing": 1, "missing_bridge": 2}[kind]
+        length = {"one": 1, "bridge": 2, "three": 3, "alias": 1, "alias_bridge": 2, "missing": 1, "missing_bridge": 2}[
+            kind
+        ]
         by_alias, missing = kind.startswith("alias"), kind.startswith("missing")
         start = self.rng.choice(list(self.aliases) if by_alias else list(self.kind_of))
         chain = self._chain(start, length, missing)
@@ -263,8 +277,10 @@ class QuestionMaker:
         return Question(qid, text, (answer,), tuple(gold), tuple(queries), twins, length + by_alias, kind)
 
     def _compare(self, kind: str, qid: str) -> Question | None:
-        relation = "year" if kind == "older" else self.rng.choice(
-            [r.name for r in lx.RELATIONS if r.name not in ("alias", "year", "job")]
+        relation = (
+            "year"
+            if kind == "older"
+            else self.rng.choice([r.name for r in lx.RELATIONS if r.name not in ("alias", "year", "job")])
         )
         holders = [n for n in self.world.entities[SUBJECT[relation]] if (n, relation) in self.world.facts]
         if len(holders) < 2:
@@ -291,7 +307,9 @@ class QuestionMaker:
         else:
             text, answer = lx.OLDER[bank].format(a=a, b=b), a if fa.value < fb.value else b
         queries = ((noun_phrase([relation], a, bank), noun_phrase([relation], b, bank)),)
-        twins = tuple(Twin(f.passage, self.world.twins[f.passage][0], "") for f in (fa, fb) if f.passage in self.world.twins)
+        twins = tuple(
+            Twin(f.passage, self.world.twins[f.passage][0], "") for f in (fa, fb) if f.passage in self.world.twins
+        )
         return Question(qid, text, (answer,), (fa.passage, fb.passage), queries, twins, 2, kind)
 
     def make(self, count: int, mix: Mix, prefix: str) -> list[Question]:

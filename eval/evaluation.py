@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ RETRIEVED = ("retrieved_recall", "retrieved_precision", "retrieved_f1")  # of wh
 COST = ("searches", "llm_calls", "tokens", "dropped")
 COMPARED = ("f1", "em", "cover_em", "support_recall", "support_precision", "searches")  # in the paired differences
 ORDER = ("vanilla", "trunk", "before", "sft_more", "after", "without_", "ceiling", "oracle")  # of the blocks
+BANK = "held_out_bank"  # block of eval.json: before and after on the test world in wordings never trained on
 NOTHING = {"mean": None, "interval": [None, None]}  # the figure of a column in which no question has a value
 
 
@@ -172,15 +174,9 @@ def summarise(rows: Mapping[str, Sequence[Row]], seed: int = 0, resamples: int =
     given = {name: list(rows[name]) for name in _ordered(rows) if rows[name]}
     if not given:
         raise DataError("rows: got no evaluated question, expected at least one variant; evaluate some questions first")
-    first, *others = given
-    for name in others:
-        if [r["id"] for r in given[name]] != [r["id"] for r in given[first]]:
-            raise DataError(
-                f"rows: got other questions in {name!r} ({len(given[name])}) than in {first!r} ({len(given[first])}), "
-                "expected the same ones in the same order; evaluate all variants on one list of questions"
-            )
+    _check_same_questions(given)
     figures = _Figures()
-    out: dict[str, Any] = {"n": len(given[first]), "seed": seed}
+    out: dict[str, Any] = {"n": len(next(iter(given.values()))), "seed": seed}
     out |= {name: _block(block, figures) for name, block in given.items()}
     if "after" in given:
         for name in given:
@@ -190,6 +186,15 @@ def summarise(rows: Mapping[str, Sequence[Row]], seed: int = 0, resamples: int =
                 }
     figures.fill(seed, resamples)
     return out
+
+
+def _check_same_questions(rows: Mapping[str, Sequence[Row]]) -> None:
+    for first, name in pairwise(rows):
+        if [r["id"] for r in rows[name]] != [r["id"] for r in rows[first]]:
+            raise DataError(
+                f"rows: got other questions in {name!r} ({len(rows[name])}) than in {first!r} ({len(rows[first])}), "
+                "expected the same ones in the same order; evaluate all variants on one list of questions"
+            )
 
 
 def _ordered(names: Iterable[str]) -> list[str]:
@@ -257,7 +262,10 @@ class _Figures:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """Return the variants as an aligned table, one a line, then the differences, for a terminal."""
+    """Return the variants as an aligned table, one a line, then the differences, for a terminal.
+
+    `held_out_bank`, a summary of its own over the held-out wordings, follows as a second table.
+    """
     lines = [["variant", "F1", "95% interval", "EM", "support recall", "searches", "LLM calls", "tokens"]]
     for name, block in variants(summary).items():
         cells = [_number(block, c, f) for c, f in _CELLS]
@@ -281,6 +289,8 @@ def table(summary: Mapping[str, Any]) -> str:
     closed = gap_closed(summary)
     if closed is not None:
         out += ["", f"joint training closes {closed:.0%} of the way from before to ceiling"]
+    if summary.get(BANK):
+        out += ["", "the same in held-out wordings:", table(summary[BANK])]
     return "\n".join(out)
 
 
@@ -296,7 +306,7 @@ _CELLS = (
 
 def variants(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the blocks of eval.json that are variants, in its order."""
-    return {k: v for k, v in summary.items() if isinstance(v, Mapping) and "_minus_" not in k}
+    return {k: v for k, v in summary.items() if isinstance(v, Mapping) and "f1" in v and "_minus_" not in k}
 
 
 def differences(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

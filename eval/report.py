@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from jointrag.data.errors import CheckpointError
-from jointrag.eval.evaluation import differences, gap_closed, variants, write_jsonl_atomic, write_text_atomic
+from jointrag.eval.evaluation import BANK, differences, gap_closed, variants, write_jsonl_atomic, write_text_atomic
 from jointrag.eval.metrics import f1
 from jointrag.graph.episode import Decision, Episode
 
@@ -103,7 +103,7 @@ def write_report(run_folder: Path) -> Path:
     metrics = _lines(run_folder / "metrics.jsonl")
     summary = _object(run_folder / "eval.json")
     sections = [
-        ("time", "F1 over time", _over_time(metrics)),
+        ("time", "F1 over time", _over_time(metrics, _object(run_folder / "training.json"))),
         ("agents", "Reward and KL of each agent", _agents(metrics, summary)),
         ("table", "Before and after", _before_after(summary)),
         ("differences", "What joint training changes", _differences(summary)),
@@ -176,9 +176,11 @@ def _facts(config_text: str) -> list[str]:
     return [f"{word} {value}" for word, value in found if value is not None]
 
 
-def _over_time(metrics: Sequence[Json]) -> str:
+def _over_time(metrics: Sequence[Json], training: Json) -> str:
     x = _x(metrics)
     train, dev = _points(metrics, x, "train_f1"), _points(metrics, x, "dev_f1")
+    if (warm := _get(training, "dev_f1", "0")) is not None:  # metrics.jsonl begins after the first update
+        dev = [(0.0, warm), *dev]
     if not train and not dev:
         return _note("No training yet: metrics.jsonl holds no F1.")
     series = [Series("train, sampled", "other", train, thin=True), Series("dev, greedy", "after", dev, dots=True)]
@@ -239,6 +241,15 @@ _AGENT_COLUMNS = (
 
 
 def _before_after(summary: Json) -> str:
+    bank = _dict(summary.get(BANK))
+    if not bank:
+        return _variants(summary, "held-out questions")
+    return _variants(summary, "held-out questions") + (
+        f"<h3>The same in held-out wordings</h3>{_variants(bank, 'questions')}{_differences(bank)}"
+    )
+
+
+def _variants(summary: Json, what: str) -> str:
     blocks = variants(summary)
     if not blocks:
         return _note("No evaluation yet: `jointrag eval` on this folder writes eval.json.")
@@ -275,7 +286,7 @@ def _before_after(summary: Json) -> str:
     head = f'<th>variant</th><th class="left">{scale.axis()}</th>' + "".join(f"<th>{t}</th>" for t in titles)
     legend = "; ".join(f"{name}: {text}" for name, text in MEANING.items() if name in blocks)
     n = _get(summary, "n")
-    count = f"{int(n):,} held-out questions, greedy. " if n is not None else ""
+    count = f"{int(n):,} {what}, greedy. " if n is not None else ""
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
         + _note(f"{count}Intervals: bootstrap over questions. {legend}. without_x: after, agent x in mode default.")

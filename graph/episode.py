@@ -1,4 +1,4 @@
-"""Episode: one question's way through the graph, as decisions in order; rewards, credit and evaluation read only this."""
+"""Episode: one question's way through the graph, as decisions in order; rewards, credit, evaluation read only this."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Decision:
 
     @property
     def trains(self) -> bool:
-        """True where the decision has a gradient: a learning agent's own, unforced and untouched by a tool's failure."""
+        """True where the decision has a gradient: a learning agent's own, not forced, no tool failed."""
         return self.mode == "learn" and self.completion is not None and not self.forced and not self.failed
 
 

@@ -53,7 +53,7 @@ def train_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )  # fmt: skip
     tok.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tok, bos_token=MARKERS.begin, eos_token=MARKERS.end, pad_token="<|pad|>",
         clean_up_tokenization_spaces=False,
     )  # fmt: skip
@@ -236,7 +236,7 @@ class Lessons:
         return context, kept
 
     def copying(self) -> tuple[tuple[int, ...], list[Task]]:
-        """Return a random segment that repeats itself: every repeated token is supervised, so that copying forms first."""
+        """Return a random segment that repeats itself, every repeat supervised: copying forms first."""
         first = len(marker_tokens()) + 256
         length = self.rng.choice((6, 12, 24, 48, 72))
         segment = [self.rng.randrange(first, len(self.t.tokenizer)) for _ in range(length)]
@@ -283,17 +283,18 @@ def hidden_states(model: LlamaForCausalLM, batch: dict[str, torch.Tensor]) -> to
     out = model.model(
         input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=bias, use_cache=False
     )
-    return out.last_hidden_state
+    hidden: torch.Tensor = out.last_hidden_state
+    return hidden
 
 
 @torch.no_grad()
 def exactness(model: LlamaForCausalLM, template: Template, lessons: Lessons, size: int, count: int) -> dict[str, float]:
     """Return, per role, the share of tasks whose every supervised token is the arg max (teacher-forced)."""
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     right: dict[str, list[float]] = {}
     roles = {template.suffix(r, "")[-1]: r for r in ("rewriter", "retriever", "filter", "answerer")}
     device = next(model.parameters()).device
-    for start in range(0, count, 16):
+    for _ in range(0, count, 16):
         items = [lessons.sequence(size, 12) for _ in range(16)]
         batch = {k: v.to(device) for k, v in collate(items, template.tokenizer.pad_token_id).items()}
         guess = model.lm_head(hidden_states(model, batch)).argmax(-1)
@@ -334,10 +335,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     template = Template.of(tokenizer)
     sample = [t for q in Lessons(template, rng).world.passages[:200] for t in template.text(q.title)]
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=a.hidden, intermediate_size=int(a.hidden * 2.75), num_hidden_layers=a.layers,
+        vocab_size=len(tokenizer), hidden_size=a.hidden, intermediate_size=int(a.hidden * 2.75),
+        num_hidden_layers=a.layers,
         num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, attn_implementation="sdpa",
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     model = LlamaForCausalLM.from_pretrained(a.init) if a.init else LlamaForCausalLM(config)
     model.to(a.device).float().train()

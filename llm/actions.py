@@ -36,7 +36,7 @@ class TextGrammar(Grammar):
     between: tuple[int, ...] = ()  # legal after text, at most `repeats` times
     repeats: int = 0
 
-    def mask(self, prefix: tuple[int, ...]) -> Mask:  # noqa: D102
+    def mask(self, prefix: tuple[int, ...]) -> Mask:
         if not prefix:
             return True, self.first
         if prefix[0] in self.first:
@@ -57,11 +57,11 @@ class SelectGrammar(Grammar):
     most: int
 
     @property
-    def max_tokens(self) -> int:  # type: ignore[override]  # noqa: D102
+    def max_tokens(self) -> int:  # type: ignore[override]
         return max(len(self.none), self.most * max((len(i) for i in self.items), default=0)) + 1
 
     def _read(self, prefix: tuple[int, ...]) -> tuple[list[int], tuple[int, ...]]:
-        """Return (items surely read, tokens after them): longest match, so the rest may be an item or go on to a longer one."""
+        """Return (items surely read, tokens after them): longest match, the rest may be or become an item."""
         read: list[int] = []
         rest: tuple[int, ...] = ()
         for token in prefix:
@@ -81,7 +81,7 @@ class SelectGrammar(Grammar):
         """True where `rest` is an item that may follow those read."""
         return rest != self.none and rest in self._next(read, rest)
 
-    def mask(self, prefix: tuple[int, ...]) -> Mask:  # noqa: D102
+    def mask(self, prefix: tuple[int, ...]) -> Mask:
         read, rest = self._read(prefix)
         legal = [x[len(rest)] for x in self._next(read, rest) if len(x) > len(rest)]
         if self._is_item(read, rest):
@@ -151,7 +151,8 @@ class Queries:
         if lay is MARKERS:
             if tokens[:1] == template.literal(lay.stop):
                 return ()
-            parts, part = [], []
+            parts: list[list[int]] = []
+            part: list[int] = []
             for t in tokens:
                 if t in template.literal(lay.also):
                     parts.append(part)

@@ -50,7 +50,7 @@ class Heads:
         self.trunk_hash = tensors_hash(trunk.named_parameters())
         self.trunk = trunk
         self.peft: Any = None
-        self.layers: list[LoraLayer] = []
+        self.layers: list[Any] = []  # of LoraLayer
         self.extra: dict[str, dict[str, nn.Parameter]] = {}
         self.names: list[str] = []
         self._key: dict[str, str] = {}  # what PEFT calls a head: "a", "keys" or "my.agent" would be no name for it
@@ -102,7 +102,9 @@ class Heads:
         """Overwrite a head's parameters."""
         own = self.named(name)
         if own.keys() != state.keys() or any(own[k].shape != state[k].shape for k in own):
-            raise HeadError(f"the stored head does not fit head {name!r}: other layers or another rank; use this trunk's own")
+            raise HeadError(
+                f"the stored head does not fit head {name!r}: other layers or another rank; use this trunk's own"
+            )
         with torch.no_grad():
             for k, v in own.items():
                 v.copy_(state[k])
@@ -134,7 +136,7 @@ class Heads:
             weights[f"{at}.lora_A.weight"] = layer.lora_A[key].weight.detach().cpu().contiguous().clone()
             weights[f"{at}.lora_B.weight"] = layer.lora_B[key].weight.detach().cpu().contiguous().clone()
         save_file(weights, folder / LORA, metadata={"format": "pt"})
-        config = self.config.to_dict()
+        config = self.config.to_dict()  # type: ignore[no-untyped-call]
         config |= {"base_model_name_or_path": self.trunk_path, "inference_mode": True, "peft_type": "LORA"}
         config["target_modules"] = sorted({modules[id(layer)].rsplit(".", 1)[-1] for layer in self.layers})
         if self.activation == "late":
@@ -142,7 +144,12 @@ class Heads:
         write_json(folder / "adapter_config.json", config)
         if self.extra[name]:
             save_file({k: v.detach().cpu().contiguous() for k, v in self.extra[name].items()}, folder / EXTRA)
-        meta = {"template": fingerprint, "trunk": self.trunk_hash, "roles": sorted(roles), "activation": self.activation}
+        meta = {
+            "template": fingerprint,
+            "trunk": self.trunk_hash,
+            "roles": sorted(roles),
+            "activation": self.activation,
+        }
         write_json(folder / META, meta)
 
     def load(self, name: str, folder: Path, fingerprint: str) -> None:
@@ -156,11 +163,17 @@ class Heads:
         except Exception as e:
             raise HeadError(f"{folder}: no readable head ({e}); expected {LORA}, adapter_config.json and {META}") from e
         if trunk != self.trunk_hash:
-            raise HeadError(f"{folder}: a head of another trunk; expected one trained on {self.trunk_path!r}: train it anew")
+            raise HeadError(
+                f"{folder}: a head of another trunk; expected one trained on {self.trunk_path!r}: train it anew"
+            )
         if template != fingerprint:
-            raise HeadError(f"{folder}: trained with other prompts or tokenizer; expected this template: restore the prompts")
+            raise HeadError(
+                f"{folder}: trained with other prompts or tokenizer; expected this template: restore the prompts"
+            )
         if alpha != self.config.lora_alpha:
-            raise HeadError(f"{folder}: trained with lora alpha {alpha}, got {self.config.lora_alpha}: set llm.lora.alpha to it")
+            raise HeadError(
+                f"{folder}: trained with lora alpha {alpha}, got {self.config.lora_alpha}: set llm.lora.alpha to it"
+            )
         if activation != self.activation:
             raise HeadError(
                 f"{folder}: trained with activation {activation!r}, got {self.activation!r}: set llm.activation to it"

@@ -56,7 +56,13 @@ class LanguageModel:
     """The one seam: generate, evaluate, encode. `heads` act on the frozen `trunk`."""
 
     def __init__(
-        self, trunk: Any, tokenizer: Any, heads: Heads, max_context: int = 512, max_batch: int = 128, cache_mb: int = 2048
+        self,
+        trunk: Any,
+        tokenizer: Any,
+        heads: Heads,
+        max_context: int = 512,
+        max_batch: int = 128,
+        cache_mb: int = 2048,
     ) -> None:
         self.trunk, self.tokenizer, self.heads = trunk, tokenizer, heads
         self.template = Template.of(tokenizer)
@@ -96,7 +102,7 @@ class LanguageModel:
         return self.trunk.get_decoder()(input_ids=ids, **kwargs)
 
     def _lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.trunk.get_output_embeddings()(hidden).float()
+        logits: torch.Tensor = self.trunk.get_output_embeddings()(hidden).float()
         cap = getattr(self.trunk.config, "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 
@@ -114,7 +120,7 @@ class LanguageModel:
             ids = torch.zeros((len(part), size), dtype=torch.long)
             for b, c in enumerate(part):
                 ids[b, : len(c)] = torch.tensor(c)
-            cache = DynamicCache()
+            cache: Any = DynamicCache()
             self._body(ids.to(self.device), past_key_values=cache, use_cache=True)  # right-padded: causal needs no mask
             self.forward_tokens += sum(map(len, part))
             for b, c in enumerate(part):
@@ -210,13 +216,15 @@ class LanguageModel:
         return [out[i] for i in range(len(requests))]
 
     def _start(self, group: Sequence[Request]) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
-        """Run contexts and suffixes; return the last hidden state [B, H], cache, positions [B] and seen slots [B, *]."""
+        """Run contexts and suffixes; return last hidden state [B, H], cache, positions [B], seen slots [B, *]."""
         suffix = torch.tensor([r.suffix for r in group], device=self.device)
         lengths = torch.tensor([len(r.context) for r in group], device=self.device)
         if self.late:
             kv = self._gather([r.context for r in group])
             size = kv[0][0].shape[2]
-            hidden, cache = self._suffix_pass(group[0].head, kv, lengths, suffix, torch.ones_like(suffix, dtype=torch.bool))
+            hidden, cache = self._suffix_pass(
+                group[0].head, kv, lengths, suffix, torch.ones_like(suffix, dtype=torch.bool)
+            )
             seen = torch.arange(size, device=self.device)[None] >= size - lengths[:, None]
             seen = torch.cat([seen, torch.ones_like(suffix, dtype=torch.bool)], 1)
         else:
@@ -227,7 +235,9 @@ class LanguageModel:
             real = torch.arange(size, device=self.device)[None] >= size - lengths[:, None]
             real = torch.cat([real, torch.ones_like(suffix, dtype=torch.bool)], 1)
             none = torch.zeros(len(group), dtype=torch.long, device=self.device)
-            hidden, cache = self._suffix_pass(group[0].head, None, none, torch.cat([ids.to(self.device), suffix], 1), real)
+            hidden, cache = self._suffix_pass(
+                group[0].head, None, none, torch.cat([ids.to(self.device), suffix], 1), real
+            )
             seen = real
         return hidden[:, -1], cache, lengths + suffix.shape[1], seen
 
@@ -242,7 +252,10 @@ class LanguageModel:
         ties = [0] * len(group)
         live = [True] * len(group)
         for t in range(longest):
-            step = [r.grammar.mask(tuple(tokens[b])) if live[b] else (False, (self.template.end,)) for b, r in enumerate(group)]
+            step = [
+                r.grammar.mask(tuple(tokens[b])) if live[b] else (False, (self.template.end,))
+                for b, r in enumerate(group)
+            ]
             legal = torch.stack([self.legal(m, t == 0) for m in step])
             logits = (self._lm_head(hidden) / temperature[:, None]).masked_fill(~legal, float("-inf"))
             logp = torch.log_softmax(logits, -1)
@@ -269,7 +282,11 @@ class LanguageModel:
             seen = torch.cat([seen, torch.ones((len(group), 1), dtype=torch.bool, device=self.device)], 1)
             self.heads.use(group[0].head)
             body = self._body(
-                choice[:, None], attention_mask=seen.long(), position_ids=position[:, None], past_key_values=cache, use_cache=True
+                choice[:, None],
+                attention_mask=seen.long(),
+                position_ids=position[:, None],
+                past_key_values=cache,
+                use_cache=True,
             )
             self.forward_tokens += len(keep)
             hidden = body.last_hidden_state[:, -1]
@@ -311,15 +328,17 @@ class LanguageModel:
         chosen = ranking.order(logits.double(), max(picks), torch.from_numpy(noise).to(self.device))
         used = torch.arange(max(picks), device=self.device)[None] < torch.tensor(picks, device=self.device)[:, None]
         logp, _ = ranking.log_prob(logits, chosen, used)
-        return [
-            Completion(tuple(chosen[b, :k].tolist()), tuple(logp[b, :k].tolist()), ()) for b, k in enumerate(picks)
-        ]
+        return [Completion(tuple(chosen[b, :k].tolist()), tuple(logp[b, :k].tolist()), ()) for b, k in enumerate(picks)]
 
     def _candidate_logits(
-        self, head: str | None, encoding: torch.Tensor, cands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], tau: torch.Tensor
+        self,
+        head: str | None,
+        encoding: torch.Tensor,
+        cands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        tau: torch.Tensor,
     ) -> torch.Tensor:
         scores, vectors, legal = cands
-        extra = self.heads.extra.get(head or "", {}).get("projection")
+        extra: torch.Tensor | None = self.heads.extra.get(head or "", {}).get("projection")
         if extra is None:
             extra = torch.zeros((vectors.shape[2], encoding.shape[1]), device=self.device)
         return ranking.logits(encoding, extra, scores, vectors, tau, legal)
@@ -360,10 +379,13 @@ class LanguageModel:
         size = max(map(len, sequences))
         tokens = torch.zeros((len(rows), size), dtype=torch.long)
         real = torch.zeros((len(rows), size), dtype=torch.bool)
-        at, picked = torch.zeros((len(rows), steps), dtype=torch.long), torch.zeros((len(rows), steps), dtype=torch.long)
+        at, picked = (
+            torch.zeros((len(rows), steps), dtype=torch.long),
+            torch.zeros((len(rows), steps), dtype=torch.long),
+        )
         used = torch.zeros((len(rows), steps), dtype=torch.bool)
         legal = None if is_ranking else torch.zeros((len(rows), steps, self.vocab), dtype=torch.bool)
-        for b, (r, c) in enumerate(group):
+        for b, (_, c) in enumerate(group):
             n, m = len(sequences[b]), len(c.tokens)
             tokens[b, :n], real[b, :n] = torch.tensor(sequences[b]), True
             first = n - (1 if is_ranking else m)
@@ -419,11 +441,12 @@ def load_trunk(model: str, dtype: str = "auto", device: str = "auto") -> tuple[A
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kinds = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        trunk = AutoModelForCausalLM.from_pretrained(path, dtype=kinds[dtype])
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        trunk: Any = AutoModelForCausalLM.from_pretrained(path, dtype=kinds[dtype])
     except (OSError, ValueError) as e:
         raise ConfigError(
-            f"llm.model: {model!r} cannot be loaded ({str(e).splitlines()[0]}); expected 'tiny', a folder with a model and "
+            f"llm.model: {model!r} cannot be loaded ({str(e).splitlines()[0]}); expected 'tiny', a folder with a model "
+            f"and "
             f"tokenizer, or a hub name (offline: one that is cached)"
         ) from e
     if dtype == "auto" and device == "cpu":
@@ -433,7 +456,7 @@ def load_trunk(model: str, dtype: str = "auto", device: str = "auto") -> tuple[A
 
 
 def portable(path: str) -> str:
-    """Return a path relative to the working directory where it lies below it, so that saved heads travel with a clone."""
+    """Return a path relative to the working directory where it lies below it: heads travel with a clone."""
     p = Path(path)
     if p.exists():
         try:

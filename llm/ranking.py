@@ -27,7 +27,9 @@ def order(logits_BN: torch.Tensor, picks: int, noise_BN: torch.Tensor | None) ->
     return torch.sort(keys, dim=-1, descending=True, stable=True).indices[:, :picks]
 
 
-def log_prob(logits_BN: torch.Tensor, picked_BK: torch.Tensor, used_BK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def log_prob(
+    logits_BN: torch.Tensor, picked_BK: torch.Tensor, used_BK: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return per-pick conditional log-probs and entropies [B, K]; entries with `used` False are 0."""
     remaining = logits_BN
     logps, entropies = [], []

@@ -11,6 +11,7 @@ import concurrent.futures
 import hashlib
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from jointrag.llm.actions import Queries, Ranking, Select
@@ -133,8 +134,8 @@ class Scheduler:
             searched, self._searched = self._searched, []
             asked.sort(key=lambda x: (x[0].head or "", x[0].key))
             self.batches += 1
-            self._settle([f for *_, f in searched], lambda s=searched: self._search(s))
-            self._settle([f for _, f in asked], lambda a=asked: self.model.generate([r for r, _ in a]))
+            self._settle([f for *_, f in searched], partial(self._search, searched))
+            self._settle([f for _, f in asked], partial(self.model.generate, [r for r, _ in asked]))
 
     def _search(self, searched: list[tuple[tuple[str, ...], int, asyncio.Future[list[Hits]]]]) -> list[list[Hits]]:
         """Search all queries of one size in one call."""

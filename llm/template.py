@@ -76,7 +76,7 @@ class Template:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Template:
-        """Choose the layout a tokenizer calls for: markers where it has them, else plain words, chat-wrapped if it can."""
+        """Choose the layout a tokenizer calls for: markers, else plain words, chat-wrapped if it can."""
         if tokenizer.convert_tokens_to_ids(MARKERS.role.format(role="rewriter")) not in (None, tokenizer.unk_token_id):
             return cls(tokenizer, MARKERS)
         if tokenizer.eos_token_id is None:

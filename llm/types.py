@@ -28,7 +28,7 @@ class Observation:
         trail: Sequence[str] | None = None,
         notes: Sequence[str] = (),
     ) -> Observation:
-        """Observe question, evidence and trail of `state`; `passages` and `trail` replace them, `notes` names more keys."""
+        """Observe question, evidence and trail; `passages` and `trail` replace them, `notes` names more keys."""
         return cls(
             question=str(state["question"]),
             passages=tuple(state.get("evidence") or () if passages is None else passages),

@@ -1,4 +1,4 @@
-"""`python -m jointrag.marl.baselines RUN`: the comparisons of a run that need no joint heads, in a process of their own."""
+"""`python -m jointrag.marl.baselines RUN`: what a run compares itself with, in a process of its own."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ def save(folder: Path, state: dict[str, Any]) -> None:
         os.replace(temporary, folder / FILE)
     except (OSError, RuntimeError) as e:  # torch reports a full disk as RuntimeError
         raise StorageError(
-            f"{folder}: the checkpoint cannot be written ({e}); expected a writable folder with room: free space or set "
+            f"{folder}: the checkpoint cannot be written ({e}); expected a writable folder with room: free space or "
+            f"set "
             f"out=... to another folder, then go on with --resume (the last checkpoint is whole)"
         ) from e
 

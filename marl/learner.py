@@ -20,9 +20,9 @@ from jointrag.graph.pipeline import Pipeline
 from jointrag.llm.model import Chunk
 from jointrag.llm.types import Completion, Request
 from jointrag.marl import losses
+from jointrag.marl.credit.team_gae import Credit
 from jointrag.marl.critic import HEAD as CRITIC
 from jointrag.marl.critic import Critic
-from jointrag.marl.credit.team_gae import Credit
 from jointrag.marl.warm_start import optimizer_groups
 from jointrag.rewards.build import RewardFunction
 
@@ -298,7 +298,10 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Return everything an update changes, heads aside."""
-        stat = lambda r: (r.mean, r.square, r.weight)  # noqa: E731
+
+        def stat(r: losses.RunningStat) -> tuple[float, float, float]:
+            return r.mean, r.square, r.weight
+
         return {
             "optimizers": {h: o.state_dict() for h, o in self.optimizers.items()},
             "beta": {n: k.beta for n, k in self.kl.items()},

@@ -15,7 +15,7 @@ MIN_DECISIONS = 32  # fewer of an agent: its running std is used
 
 
 def k3(logp_DT: torch.Tensor, reference_DT: torch.Tensor) -> torch.Tensor:
-    """Return exp(r) - r - 1 with r = reference - logp: unbiased for KL(pi, reference), never negative (Schulman 2020)."""
+    """Return exp(r) - r - 1 with r = reference - logp: unbiased for KL(pi, reference), never negative."""
     r = (reference_DT - logp_DT).clamp(-20.0, 20.0)
     return r.exp() - r - 1.0
 
@@ -106,7 +106,7 @@ def normalise(
 
 
 class KLController:
-    """beta <- beta (1 + gain clip(KL / target - 1, -.2, .2)), never below `floor` (Ziegler et al. 2019, arXiv 1909.08593)."""
+    """beta <- beta (1 + gain clip(KL / target - 1, -.2, .2)), at least `floor` (arXiv 1909.08593)."""
 
     def __init__(self, beta: float, target: float, floor: float, gain: float = 1.0) -> None:
         self.beta, self.target, self.floor, self.gain = beta, target, floor, gain

@@ -31,7 +31,7 @@ from jointrag.eval.evaluation import (
     write_json_atomic,
     write_rows,
 )
-from jointrag.eval.report import episode_record, write_report
+from jointrag.eval.report import write_episodes, write_report
 from jointrag.graph.declare import Declared, declare_config
 from jointrag.graph.pipeline import Pipeline
 from jointrag.marl.trainer import Result, Trainer, load_heads, save_heads, warm_settings
@@ -186,7 +186,7 @@ def baselines(folder: Path) -> None:
     fixed = fixed_modes(config)
     modes = variant_modes(job.pipeline.agents, fixed)
     bank = job.data.held_out_bank[: config.eval.test_questions]
-    rows = run_variants(job.pipeline, questions, warm_form(folder), fixed, only=BASELINES)
+    rows = run_variants(job.pipeline, questions, warm_form(folder), fixed, only=wanted(config, BASELINES))
     if bank:
         rows["bank_before"] = run_variant(job.pipeline, "bank_before", bank, modes["before"])
     if config.sft_more.steps and job.data.train and config.warm_start.steps:
@@ -195,6 +195,16 @@ def baselines(folder: Path) -> None:
         save_heads(job.pipeline, folder / "sft_more")
     rows["sft_more"] = run_variant(job.pipeline, "sft_more", questions, modes["after"])
     write_rows(target, rows)
+
+
+def wanted(config: Config, names: Sequence[str]) -> list[str]:
+    """Return those of `names` that `eval.variants` asks for."""
+    return [n for n in names if not config.eval.variants or n in config.eval.variants]
+
+
+def compares(config: Config) -> bool:
+    """True where a variant is asked for that the second process measures."""
+    return bool(wanted(config, [*BASELINES, "sft_more"]))
 
 
 def test_questions(job: Job) -> list[Question]:
@@ -270,7 +280,7 @@ def train_config(
     def after_warm_start(warm: Mapping[str, Any]) -> None:
         save_heads(job.pipeline, out / "warm", "@warm")
         write_json_atomic(out / "warm.json", dict(warm))
-        if job.data.test:
+        if job.data.test and compares(config):
             side.start()
 
     trainer = Trainer(
@@ -300,25 +310,22 @@ def finish(
     modes = variant_modes(job.pipeline.agents, fixed)
     clock = time.perf_counter()
     rows = run_variants(
-        job.pipeline, questions, form, fixed, only=[n for n in modes if n not in BASELINES],
+        job.pipeline, questions, form, fixed, only=wanted(config, [n for n in modes if n not in BASELINES]),
         progress=lambda name, done: on_eval(name, done, len(questions)),
     )  # fmt: skip
-    bank = job.data.held_out_bank[: config.eval.test_questions]
-    if bank:
-        rows["bank_after"] = run_variant(job.pipeline, "bank_after", bank, modes["after"])
-    rows |= side.finish()
+    if compares(config):
+        bank = job.data.held_out_bank[: config.eval.test_questions]
+        if bank:
+            rows["bank_after"] = run_variant(job.pipeline, "bank_after", bank, modes["after"])
+        rows |= side.finish()
+    banks = {name: rows.pop(f"bank_{name}") for name in ("before", "after") if f"bank_{name}" in rows}
     summary = summarise(rows, config.seed, config.eval.bootstrap)
+    if banks:
+        summary["held_out_bank"] = summarise(banks, config.seed, config.eval.bootstrap)
     write_rows(out / "eval.rows.jsonl", rows)
     write_json_atomic(out / "eval.json", summary)
-    examples = questions[:EPISODES]
-    pairs = zip(
-        job.pipeline.run(examples, modes=modes["before"]), job.pipeline.run(examples, modes=modes["after"]), strict=True
-    )
-    with (out / "episodes.jsonl").open("w", encoding="utf-8") as f:
-        for before, after in pairs:
-            q = before.question
-            record = {"question": q.question, "answers": q.answers, "supporting_ids": q.supporting_ids}
-            f.write(json.dumps(record | {"before": episode_record(before), "after": episode_record(after)}) + "\n")
+    before, after = (job.pipeline.run(questions[:EPISODES], modes=modes[name]) for name in ("before", "after"))
+    write_episodes(out, before, after, EPISODES)
     with (out / "timing.jsonl").open("a", encoding="utf-8") as f:
         f.write(json.dumps({"what": "evaluation", "seconds": time.perf_counter() - clock}) + "\n")
     write_report(out)

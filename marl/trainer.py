@@ -134,13 +134,15 @@ class Trainer:
             )
         if state is not None and state["identity"] != self._identity():
             raise CheckpointError(
-                f"{self.out} holds a run of another config, corpus, trunk or question set; expected the same ones to resume: "
+                f"{self.out} holds a run of another config, corpus, trunk or questions; expected the same to resume: "
                 f"set out=... for a new run"
             )
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
-            (self.out / "graph.mermaid").write_text(self.pipeline.graph.get_graph().draw_mermaid(), encoding="utf-8")
+            (self.out / "graph.mermaid").write_text(
+                self.pipeline.graph.get_graph(xray=True).draw_mermaid(), encoding="utf-8"
+            )
             with (self.out / "metrics.jsonl").open("ab") as f:  # lines after the checkpoint are written again
                 f.truncate(0 if state is None else state["metrics_bytes"])
         except OSError as e:

@@ -75,8 +75,8 @@ def _picks(request: Request, completion: Completion) -> Request:
     return replace(request, picks=len(completion.tokens))
 
 
-class HeadTrainer(SFTTrainer):  # type: ignore[misc]
-    """SFTTrainer whose loss runs through the path of joint training: cached context, head on the suffix, stored masks."""
+class HeadTrainer(SFTTrainer):
+    """SFTTrainer whose loss takes the path of joint training: cached context, head on the suffix, masks."""
 
     acts: Sequence[Act]
     pipeline: Pipeline
@@ -109,7 +109,7 @@ def train_text_head(pipeline: Pipeline, head: str, acts: Sequence[Act], steps: i
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min(1.0, (i + 1) / warmup) * max(0.0, 1.0 - i / max(1, steps))
     )
-    hf_logging.set_verbosity_error()
+    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # third parties' deprecations; our own code raises
         config = SFTConfig(
@@ -161,11 +161,11 @@ def supervise(pipeline: Pipeline, by_agent: Mapping[str, Sequence[Act]], steps: 
         for act in acts:
             head = heads.setdefault(pipeline.head_of[agent], {True: [], False: []})
             head[act[0].candidates is not None].append(act)
-    for head, kinds in heads.items():
+    for name, kinds in heads.items():
         if kinds[False]:
-            train_text_head(pipeline, head, kinds[False], steps, s)
+            train_text_head(pipeline, name, kinds[False], steps, s)
         if kinds[True]:
-            train_ranking_head(pipeline, head, kinds[True], steps, s)
+            train_ranking_head(pipeline, name, kinds[True], steps, s)
 
 
 def mean_f1(pipeline: Pipeline, questions: Sequence[Question], modes: Mapping[str, str] | None = None) -> float:

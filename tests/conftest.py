@@ -55,7 +55,11 @@ def pipe(small: Small, four: Callable[..., tuple[Any, list[Any]]]) -> Callable[.
     """A pipeline over the small world and a toy model; a graph with its agents may replace the four."""
 
     def build(
-        graph: Any = None, agents: list[Any] | None = None, index: Any = None, toy: dict[str, Any] | None = None, **options: Any
+        graph: Any = None,
+        agents: list[Any] | None = None,
+        index: Any = None,
+        toy: dict[str, Any] | None = None,
+        **options: Any,
     ) -> Any:
         from jointrag.graph.pipeline import Pipeline
         from jointrag.llm.toy import toy_model

@@ -22,6 +22,7 @@ from jointrag.eval.evaluation import (
     summarise,
     table,
     variant_modes,
+    variants,
     write_json_atomic,
     write_rows,
 )
@@ -248,6 +249,16 @@ joint training closes 67% of the way from before to ceiling"""
 
 def test_the_table_lines_up_variants_and_differences() -> None:
     assert table(summarise(rows_by_hand(), seed=0, resamples=2000)) == GOLDEN
+
+
+def test_the_held_out_bank_is_a_second_table_not_a_variant() -> None:
+    rows = rows_by_hand()
+    bank = summarise({name: rows[name] for name in ("before", "after")}, resamples=10)
+    summary = {**summarise(rows, resamples=10), "held_out_bank": bank}
+    assert "held_out_bank" not in variants(summary)
+    _, second = table(summary).split("\n\nthe same in held-out wordings:\n")
+    assert second == table(bank)
+    assert "after - before" in second
 
 
 def test_the_gap_closed_is_unknown_without_a_gap() -> None:

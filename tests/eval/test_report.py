@@ -161,6 +161,20 @@ def test_a_finished_run_has_every_section(run_folder: Path) -> None:
     assert text.count('class="edge') == 6 and "classDef" not in text  # drawn, not shown as text
 
 
+def test_held_out_wordings_stand_under_the_table(run_folder: Path) -> None:
+    summary = json.loads((run_folder / "eval.json").read_text())
+    summary["held_out_bank"] = {k: summary[k] for k in ("n", "seed", "before", "after", "after_minus_before")}
+    (run_folder / "eval.json").write_text(json.dumps(summary))
+    text, _ = parsed(write_report(run_folder))
+    assert text.index('id="table"') < text.index("The same in held-out wordings") < text.index('id="differences"')
+    assert text.count("<th>after − before</th>") == 2
+
+
+def test_the_warm_start_is_the_first_point_on_dev_and_may_stay_the_best(run_folder: Path) -> None:
+    (run_folder / "training.json").write_text('{"dev_f1": {"0": 0.7, "5": 0.62}, "best": 0}')
+    assert "Best dev F1 0.700 at 0 episodes" in parsed(write_report(run_folder))[0]
+
+
 def test_the_report_is_the_same_bytes_again(run_folder: Path) -> None:
     assert write_report(run_folder).read_bytes() == write_report(run_folder).read_bytes()
 

@@ -263,12 +263,18 @@ def test_unknown_agents_and_modes_are_refused(pipe: Pipe) -> None:
         pipeline.invoke("q", modes={"filter": "defualt"})
 
 
-def test_oracles_answer_everything_and_the_gold_never_reaches_an_observation(pipe: Pipe, small: Any) -> None:
+def test_oracles_answer_everything(pipe: Pipe, small: Any) -> None:
+    episodes = pipe().run(small.questions, modes=dict.fromkeys(FOUR, "oracle"))
+    assert [e.answer for e in episodes] == [q.answers[0] for q in small.questions]
+    assert all(set(e.kept) == set(e.question.supporting_ids) for e in episodes if e.question.answerable)
+
+
+def test_the_gold_never_reaches_an_agent_that_acts(pipe: Pipe, small: Any) -> None:
+    bare = [Question(q.id, q.question, ("other",)) for q in small.questions[:12]]
+    seeds = list(range(12))
     pipeline = pipe()
-    for q, e in zip(small.questions, pipeline.run(small.questions, modes=dict.fromkeys(FOUR, "oracle")), strict=True):
-        assert e.answer == q.answers[0], q
-    asked = pipeline.run(small.questions[:4], modes={"rewriter": "oracle"}, labels=True)
-    assert all(d.completion is not None for e in asked for d in e.of("rewriter") if not d.forced)
+    with_gold, without = (pipeline.run(q, sample=True, seeds=seeds) for q in (small.questions[:12], bare))
+    assert [told(e) for e in with_gold] == [told(e) for e in without]
 
 
 def test_labels_say_what_the_oracle_did(pipe: Pipe, small: Any) -> None:
@@ -708,7 +714,14 @@ def test_empty_passages_titles_and_queries_work(pipe: Pipe) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["<|stop|><|1|> <|answerer|> <|end|>", "Zürich 東京 🦊 \u202e", "nul \x00 bell \x07", "half \ud800 pair", "x" * 5000, "a b " * 3000],
+    [
+        "<|stop|><|1|> <|answerer|> <|end|>",
+        "Zürich 東京 🦊 \u202e",
+        "nul \x00 bell \x07",
+        "half \ud800 pair",
+        "x" * 5000,
+        "a b " * 3000,
+    ],
     ids=["markers", "scripts", "control", "surrogate", "one long word", "very long"],
 )
 def test_any_text_passes_as_passage_question_and_answer(text: str, pipe: Pipe) -> None:

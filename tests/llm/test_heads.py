@@ -173,7 +173,18 @@ def test_a_head_without_the_extra_matrices_is_refused(saved: Path) -> None:
         lambda f: (f / "adapter_config.json").write_text("{}"),
         lambda f: (f / LORA).write_bytes((f / EXTRA).read_bytes()),
     ],
-    ids=["cut", "no weights", "empty", "extra", "broken json", "no keys", "a list", "no meta", "no config", "other tensors"],
+    ids=[
+        "cut",
+        "no weights",
+        "empty",
+        "extra",
+        "broken json",
+        "no keys",
+        "a list",
+        "no meta",
+        "no config",
+        "other tensors",
+    ],
 )
 def test_a_damaged_head_is_refused_and_changes_nothing(saved: Path, damage: object) -> None:
     damage(saved)  # type: ignore[operator]

@@ -170,7 +170,9 @@ def test_greedy_ignores_seed_and_sampling_depends_on_nothing_else(build: Build, 
     greedy, sampled = ask(lm, 20, agents=TEXT, sample=False), ask(lm, 20, agents=TEXT)
     other = [replace(r, seed=99) for r in greedy]
     assert [c.tokens for c in lm.generate(greedy)] == [c.tokens for c in lm.generate(other)]
-    assert [c.tokens for c in lm.generate(sampled)] != [c.tokens for c in lm.generate([replace(r, seed=99) for r in sampled])]
+    assert [c.tokens for c in lm.generate(sampled)] != [
+        c.tokens for c in lm.generate([replace(r, seed=99) for r in sampled])
+    ]
     assert uniforms(sampled[0], 3).tolist() == uniforms(sampled[0], 9).tolist()[:3]
 
 

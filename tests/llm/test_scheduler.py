@@ -23,7 +23,9 @@ Ask = Callable[..., list[Request]]
 @pytest.fixture(scope="module")
 def index() -> Index:
     words = "otter heron badger lynx marten plover".split()
-    return build_index({"dim": 4}, [Passage(str(i), w.title(), f"The {w} eats {w} food .") for i, w in enumerate(words)])
+    return build_index(
+        {"dim": 4}, [Passage(str(i), w.title(), f"The {w} eats {w} food .") for i, w in enumerate(words)]
+    )
 
 
 class Counting:

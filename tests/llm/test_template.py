@@ -112,7 +112,9 @@ def test_fingerprint_changes_with_prompt_text_layout_and_chat_and_with_nothing_e
     others = [
         t.fingerprint({"rewriter": "ask!", "answerer": "answer"}),
         t.fingerprint({"rewriter": "ask"}),
-        Template(t.tokenizer, replace(MARKERS, begin="<|text|>")).fingerprint({"rewriter": "ask", "answerer": "answer"}),
+        Template(t.tokenizer, replace(MARKERS, begin="<|text|>")).fingerprint(
+            {"rewriter": "ask", "answerer": "answer"}
+        ),
         template(False).fingerprint({"rewriter": "ask", "answerer": "answer"}),
         template(False, True).fingerprint({"rewriter": "ask", "answerer": "answer"}),
     ]
