@@ -96,18 +96,19 @@ class World:
 
 
 def _names(kind: str, count: int, pool: str, share: float, rng: random.Random) -> list[str]:
-    """Draw `count` distinct names of `kind` from `pool`; a third word is added where two-word names run out."""
+    """Draw `count` distinct names of `kind` from `pool`; a word is added where shorter names run out."""
     heads: Sequence[str] = lx.GIVEN if kind == "person" else lx.STEM
     tails: Sequence[str] = lx.FAMILY if kind == "person" else lx.KIND_WORDS[kind]
     heads = rng.sample(heads, max(2, round(share * len(heads))))
     if kind == "person":
         tails = rng.sample(tails, max(2, round(share * len(tails))))
     names: dict[str, None] = {}
-    tries = 0
+    tries, middle, left = 0, 0, 8 * len(heads) * len(tails)
     while len(names) < count:
         tries += 1
-        long = tries > 8 * len(heads) * len(tails)
-        name = " ".join([rng.choice(heads), *([rng.choice(lx.FAMILY)] if long else []), rng.choice(tails)])
+        if tries > left:  # few names of this length are left: one word more
+            middle, left = middle + 1, left + len(heads) * len(tails) * len(lx.FAMILY) ** (middle + 1)
+        name = " ".join([rng.choice(heads), *(rng.choice(lx.FAMILY) for _ in range(middle)), rng.choice(tails)])
         if pool_of(name) == pool:
             names[name] = None
     return list(names)
@@ -285,17 +286,16 @@ class QuestionMaker:
         holders = [n for n in self.world.entities[SUBJECT[relation]] if (n, relation) in self.world.facts]
         if len(holders) < 2:
             return None
+        if kind == "same" and self.rng.random() < 0.5:  # half of the yes/no questions are true
+            sharing: dict[str, list[str]] = {}
+            for n in holders:
+                sharing.setdefault(self.world.facts[n, relation].value, []).append(n)
+            holders = self.rng.choice([g for g in sharing.values() if len(g) > 1] or [holders])
         a, b = self.rng.sample(holders, 2)
         fa, fb = self.world.facts[a, relation], self.world.facts[b, relation]
         bank = self.rng.choice(self.banks)
         noun = RELATION[relation].banks[bank]
         if kind == "same":
-            if self.rng.random() < 0.5:  # half of the yes/no questions are true
-                same = [n for n in holders if n != a and self.world.facts[n, relation].value == fa.value]
-                if not same:
-                    return None
-                b = self.rng.choice(same)
-                fb = self.world.facts[b, relation]
             text, answer = lx.SAME[bank].format(a=a, b=b, rel=noun), "yes" if fa.value == fb.value else "no"
         elif fa.value == fb.value:
             return None
@@ -351,6 +351,26 @@ def read_passage(passage: Passage) -> tuple[str, dict[str, str]]:
     raise DataError(f"passage {passage.id!r} is no wording of this world: {passage.text!r}")
 
 
+def _compared(question: Question, titles: Sequence[str], told: dict[tuple[str, str], str]) -> str | None:
+    """Return the answer of a comparison between two titles, from the facts told; None where there is none."""
+    if len(titles) != 2:
+        return None
+    values = {r: [told[t, r] for t in titles] for _, r in told if all((t, r) in told for t in titles)}
+    nouns = [q.split(" of ", 1)[0] for hop in question.gold_queries for q in hop]
+    compared = next((v for r, v in values.items() if any(noun in RELATION[r].banks for noun in nouns)), None)
+    if compared is None:
+        return None
+    if question.kind == "same":
+        return "yes" if compared[0] == compared[1] else "no"
+    if question.kind == "older":
+        return titles[compared.index(min(compared))]
+    rest = question.question
+    for t in titles:
+        rest = rest.replace(t, "", 1)
+    having = [t for t, v in zip(titles, compared, strict=True) if v in rest]
+    return having[0] if len(having) == 1 else None
+
+
 def check_question(world: World, question: Question) -> None:
     """Raise DataError unless the answer follows from the text of the gold passages and of nothing else."""
     told: dict[tuple[str, str], str] = {}
@@ -360,7 +380,7 @@ def check_question(world: World, question: Question) -> None:
             raise DataError(f"question {question.id!r}: gold passage {pid!r} is withdrawn")
         told.update({(world.by_id[pid].title, r): v for r, v in values.items()})
     if question.kind in ("which", "same", "older"):
-        ok = len(set(question.supporting_ids)) == 2
+        ok = _compared(question, [world.by_id[i].title for i in question.supporting_ids], told) == question.answers[0]
     else:
         names = {v: s for (s, r), v in told.items() if r == "alias"}
         here: str | None = None

@@ -126,6 +126,10 @@ class Pipeline:
             self.agent(name)
             if mode not in MODES:
                 raise ConfigError(f"agents.{name}.mode: got {mode!r}; expected one of {MODES}.{nearest(mode, MODES)}")
+            head = {"warm": f"{self.head_of.get(name)}@warm", "swap": f"{name}@swap"}.get(mode)
+            if head and name in self.head_of and head not in self.llm.heads.names:
+                how = "train it or load a trained run" if mode == "warm" else "write {swap: path/to/head} in the config"
+                raise ConfigError(f"agents.{name}.mode: got {mode!r} without a head {head!r}; expected one: {how}")
         return dict(modes or {})
 
     def _context(self, scheduler: Scheduler, question: Question, seed: int, **options: Any) -> RagContext:

@@ -50,7 +50,8 @@ def command(seed: int, out: Path, only: str, overrides: Sequence[str]) -> list[s
 def run_all(jobs: Sequence[tuple[str, list[str], Path]], workers: int) -> None:
     """Run jobs `workers` at a time, each on one thread; a failed one stops everything with its last words."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    waiting, running = list(jobs), {}
+    waiting = list(jobs)
+    running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
     while waiting or running:
         while waiting and len(running) < workers:
             name, args, out = waiting.pop(0)

@@ -64,6 +64,7 @@ class Lessons:
 
     def __init__(self, template: Template, rng: random.Random) -> None:
         self.t, self.rng = template, rng
+        self.unknown = 1.0  # share of the tasks answered "unknown" that is kept
         self.reset(0)
 
     def reset(self, seed: int) -> None:
@@ -229,19 +230,29 @@ class Lessons:
                     out.append((self._prompt(question, [name], "filter"), self._select([])))
         rng.shuffle(out)
         room, kept = SEQUENCE - len(context), []
+        abstain = self._say(UNKNOWN)
         for prompt, said in out[:tasks]:
+            if said == abstain and rng.random() >= self.unknown:
+                continue
             room -= len(prompt) + len(said)
             if room >= 0:
                 kept.append((prompt, said))
         return context, kept
 
     def copying(self) -> tuple[tuple[int, ...], list[Task]]:
-        """Return a random segment that repeats itself, every repeat supervised: copying forms first."""
+        """Return a random segment followed by spans of it; all but a span's first token is supervised.
+
+        Spans start anywhere: an exact repetition would be learnt as attention at a fixed distance, which copies no name.
+        """
         first = len(marker_tokens()) + 256
-        length = self.rng.choice((6, 12, 24, 48, 72))
+        length = round(3 * 20 ** self.rng.random())  # 3 to 60, short ones often: there the first signal comes from
         segment = [self.rng.randrange(first, len(self.t.tokenizer)) for _ in range(length)]
-        repeated = tuple((segment * 40)[: max(2 * length, 180)])
-        return (), [(repeated[:length], repeated[length:])]
+        tasks: list[Task] = []
+        for _ in range(24):
+            start = self.rng.randrange(len(segment) - 1)
+            span = tuple(segment[start : start + self.rng.randint(2, 6)])
+            tasks.append((span[:1], span[1:]))
+        return tuple(segment), tasks
 
 
 def _subject(relation: lx.Relation) -> str:
@@ -288,6 +299,60 @@ def hidden_states(model: LlamaForCausalLM, batch: dict[str, torch.Tensor]) -> to
 
 
 @torch.no_grad()
+def give_induction(model: LlamaForCausalLM, seed: int = 0) -> None:
+    """Start with one induction circuit: layer 0's first head looks one token back, layer 1's first head copies.
+
+    A name is two words, and its second word is found by "what followed the first word before" (Olsson et al. 2022,
+    arXiv 2209.11895). Left to itself a trunk of this size had not formed that circuit after 2,500 steps; everything
+    stays trainable. Queries and keys of layer 1 use slow rotary frequencies alone, so that distance does not matter.
+    """
+    config = model.config
+    width, heads = config.hidden_size, config.num_attention_heads
+    d = width // heads
+    half = d // 2
+    generator = torch.Generator().manual_seed(seed)
+    frequency = 10_000.0 ** (-torch.arange(half) / half)
+    slow = [i for i in range(half) if float(frequency[i]) < 0.01]
+    dims = [*slow, *(i + half for i in slow)]
+    r = len(dims)
+    basis = torch.linalg.qr(torch.randn(width, 2 * r, generator=generator))[0]
+    own, before = basis[:, :r].T, basis[:, r:]  # code of a token; where layer 0 writes the code of the one before
+    first, second = model.model.layers[0], model.model.layers[1]
+    embedding = model.model.embed_tokens.weight
+    code = first.input_layernorm(embedding) @ own.T
+    sharp = (12.0 * d**0.5) ** 0.5
+    look = first.self_attn
+    for projection in (look.q_proj, look.k_proj, look.v_proj):
+        projection.weight[:d] = 0.0
+    look.q_proj.bias[:d], look.k_proj.bias[:d] = 0.0, 0.0
+    for i in range(half // 2):  # q . k = sum_f cos(f (distance - 1)): largest one token back
+        look.k_proj.bias[i] = sharp
+        look.q_proj.bias[i], look.q_proj.bias[i + half] = sharp * frequency[i].cos(), -sharp * frequency[i].sin()
+    look.v_proj.weight[:r] = own
+    look.o_proj.weight[:, :d] = 0.0
+    look.o_proj.weight[:, :r] = before * float(embedding.norm(dim=1).mean()) / r**0.5
+    seen: list[torch.Tensor] = []
+    hook = second.input_layernorm.register_forward_hook(lambda module, args, out: seen.append(out))
+    ids = torch.randint(len(marker_tokens()), len(embedding), (64, 48), generator=generator)
+    model.model(ids)
+    hook.remove()
+    x = seen[0][:, 1:].reshape(-1, width)
+
+    def fitted(target: torch.Tensor) -> torch.Tensor:
+        weights: torch.Tensor = torch.linalg.solve(x.T @ x + torch.eye(width), x.T @ target)
+        return weights.T
+
+    copy = second.self_attn
+    sharp = (24.0 * d**0.5 / r) ** 0.5
+    for projection, target in ((copy.q_proj, code[ids[:, 1:]]), (copy.k_proj, code[ids[:, :-1]])):
+        projection.weight[:d] = 0.0
+        projection.weight[dims] = sharp * fitted(target.reshape(-1, r))
+    out = torch.linalg.qr(torch.randn(width, d, generator=generator))[0]
+    copy.v_proj.weight[:d] = fitted((embedding[ids[:, 1:]] @ out).reshape(-1, d))
+    copy.o_proj.weight[:, :d] = 2.0 * out  # gentle: training scales it where copying pays, louder it drowns the rest
+
+
+@torch.no_grad()
 def exactness(model: LlamaForCausalLM, template: Template, lessons: Lessons, size: int, count: int) -> dict[str, float]:
     """Return, per role, the share of tasks whose every supervised token is the arg max (teacher-forced)."""
     model.eval()  # type: ignore[no-untyped-call]
@@ -324,7 +389,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     p.add_argument("--layers", type=int, default=4)
     p.add_argument("--vocab", type=int, default=1792)
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--copies", type=float, default=0.4, help="share of copy sequences at the start, 0 halfway through")
+    p.add_argument("--copies", type=float, default=0.15, help="share of copy sequences at the start, 0 halfway through")
     p.add_argument("--init", type=Path, help="go on from this trunk instead of random weights")
     p.add_argument("--save", type=int, default=500)
     p.add_argument("--device", default="cpu")
@@ -337,11 +402,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=a.hidden, intermediate_size=int(a.hidden * 2.75),
         num_hidden_layers=a.layers,
-        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
+        num_attention_heads=4, num_key_value_heads=4, attention_bias=True, max_position_embeddings=2048, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     model = LlamaForCausalLM.from_pretrained(a.init) if a.init else LlamaForCausalLM(config)
+    if not a.init:
+        give_induction(model, a.seed)
     model.to(a.device).float().train()
     size = sum(x.numel() for x in model.parameters())
     print(json.dumps({"parameters": size, "vocab": len(tokenizer), "tokens_per_name": len(sample) / 200}), flush=True)
@@ -370,6 +437,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if step < 0.5 * a.steps
             else 5
         )
+        lessons.unknown = min(1.0, max(0.0, step / a.steps - 0.15) / 0.35)  # to read comes before to abstain
         copies = a.copies * max(0.0, 1.0 - step / (0.5 * a.steps))
         items = [lessons.copying() if rng.random() < copies else lessons.sequence(passages, 12) for _ in range(a.batch)]
         batch = {k: v.to(a.device) for k, v in collate(items, tokenizer.pad_token_id).items()}

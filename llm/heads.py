@@ -64,7 +64,12 @@ class Heads:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key)
             if self.peft is None:
-                self.peft = get_peft_model(self.trunk, self.config, adapter_name=at)
+                try:
+                    self.peft = get_peft_model(self.trunk, self.config, adapter_name=at)
+                except ValueError as e:
+                    raise HeadError(
+                        f"llm.model: PEFT cannot put LoRA on this trunk ({e}); expected another model"
+                    ) from e
             else:
                 self.peft.add_adapter(at, self.config)
         self.layers = [m for m in self.peft.modules() if isinstance(m, LoraLayer)]

@@ -102,8 +102,12 @@ class LanguageModel:
         return self.trunk.get_decoder()(input_ids=ids, **kwargs)
 
     def _lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        config = self.trunk.config
         logits: torch.Tensor = self.trunk.get_output_embeddings()(hidden).float()
-        cap = getattr(self.trunk.config, "final_logit_softcapping", None)
+        logits = (
+            logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+        )  # Cohere, Granite
+        cap = getattr(config, "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A tiny real language model for tests, built in code: random Llama or Qwen2 (2 layers of 32), byte-level BPE, any seed.
+"""A tiny real language model for tests, built in code: random Llama or Qwen2 (2 layers of 32), byte-level BPE.
 
 It reads nothing and answers nonsense, yet it is no fake: the same trunk, tokenizer, heads and cache as any other model.
 """
@@ -54,7 +54,7 @@ def _engine(markers: bool) -> str:
 def toy_tokenizer(markers: bool = True, chat_template: bool = False) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE: with the role markers of the shipped trunk, or like a hub model's."""
     first, end, pad = (MARKERS.begin, MARKERS.end, "<|pad|>") if markers else (None, CHAT_TOKENS[2], CHAT_TOKENS[0])
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer.from_str(_engine(markers)),
         bos_token=first,
         eos_token=end,

@@ -38,6 +38,8 @@ def load(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
+        if not isinstance(state, dict) or "identity" not in state:
+            raise ValueError("no checkpoint of a run")
     except Exception as e:
         raise CheckpointError(
             f"{path} cannot be read ({type(e).__name__}); expected a whole checkpoint: start anew"

@@ -165,10 +165,10 @@ class Learner:
     ) -> dict[str, float]:
         targets = self._targets(where, credits, episodes)
         explained = losses.explained_variance(values[:, 0], targets[:, 0])
+        old = self.critic.normalised(torch.tensor(values, dtype=torch.float32))  # what it said, before the units move
         self.critic.team.add(targets[:, 0])
         self.critic.own.add(targets[:, 1])
         goal = self.critic.normalised(torch.tensor(targets, dtype=torch.float32))
-        old = self.critic.normalised(torch.tensor(values, dtype=torch.float32))
         total, count = 0.0, 0
         for epoch in range(epochs):
             for c in np.random.default_rng((seed, epoch, 1)).permutation(len(chunks)):

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 from jointrag.configs.load import dump_config
 from jointrag.configs.schema import Config
 from jointrag.data.errors import CheckpointError, ConfigError, DataError, StorageError
 from jointrag.data.files import read_questions
 from jointrag.data.types import Question
+from jointrag.eval.evaluation import write_json_atomic
 from jointrag.eval.metrics import f1
 from jointrag.graph.episode import Episode
 from jointrag.graph.pipeline import CRITIC, Pipeline
-from jointrag.llm.heads import write_json
 from jointrag.llm.scheduler import stable_seed
 from jointrag.marl import checkpoint
 from jointrag.marl.learner import Learner
@@ -122,7 +123,7 @@ class Trainer:
         """Return a hash of everything that decides the numbers of this run."""
         what = self.config.model_dump(exclude={"out"}) | {"template": self.pipeline.fingerprint}
         what |= {"corpus": self.pipeline.index.fingerprint, "trunk": self.pipeline.llm.heads.trunk_hash}
-        what |= {"questions": [q.question for q in (*self.train_questions, *self.dev)]}
+        what |= {"questions": [repr(q) for q in (*self.train_questions, *self.dev)]}
         return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
 
     def _open(self) -> dict[str, Any] | None:
@@ -137,13 +138,19 @@ class Trainer:
                 f"{self.out} holds a run of another config, corpus, trunk or questions; expected the same to resume: "
                 f"set out=... for a new run"
             )
+        log = self.out / "metrics.jsonl"
+        if state is not None and (not log.exists() or log.stat().st_size < state["metrics_bytes"]):
+            raise CheckpointError(
+                f"{log} lacks lines that were there at the checkpoint; expected those of {state['update']} updates: "
+                f"put the file back, or set out=... for a new run"
+            )
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
             (self.out / "graph.mermaid").write_text(
                 self.pipeline.graph.get_graph(xray=True).draw_mermaid(), encoding="utf-8"
             )
-            with (self.out / "metrics.jsonl").open("ab") as f:  # lines after the checkpoint are written again
+            with log.open("ab") as f:  # lines after the checkpoint are written again
                 f.truncate(0 if state is None else state["metrics_bytes"])
         except OSError as e:
             raise StorageError(
@@ -215,7 +222,7 @@ class Trainer:
             heads.set_state(h, tensors)
         heads.check_trunk()
         self.save_heads()
-        write_json(self.out / "training.json", {k: progress[k] for k in ("warm", "dev_f1", "best")})
+        write_json_atomic(self.out / "training.json", {k: progress[k] for k in ("warm", "dev_f1", "best")})
         metrics = [json.loads(x) for x in (self.out / "metrics.jsonl").read_text().splitlines()]
         return Result(self.out, progress["warm"], progress["dev_f1"], progress["best"], metrics)
 
@@ -305,7 +312,7 @@ def save_heads(pipeline: Pipeline, folder: Path, suffix: str = "") -> None:
         marker = template.suffix(roles[0], pipeline.instructions[roles[0]])
         try:
             pipeline.llm.heads.save(head + suffix, folder / head, pipeline.fingerprint, roles, marker)
-        except OSError as e:
+        except (OSError, SafetensorError) as e:  # a full disk is the second
             raise StorageError(f"{folder / head} cannot be written ({e}); expected a writable folder with room") from e
 
 

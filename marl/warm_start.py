@@ -64,6 +64,8 @@ def labels(pipeline: Pipeline, questions: Sequence[Question], form: str) -> dict
                     continue
                 if "queries" in d.update and d.agent not in ranks and not episode.question.answerable:
                     continue  # what to ask for a fact told nowhere is not in the gold labels
+                if "answer" in d.update and d.update["answer"] not in episode.question.answers:
+                    continue  # nor is what a twin says: its value is known to oracles only
                 request = (
                     d.request if d.completion.masks or not d.completion.tokens else _picks(d.request, d.completion)
                 )

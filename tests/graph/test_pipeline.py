@@ -261,6 +261,9 @@ def test_unknown_agents_and_modes_are_refused(pipe: Pipe) -> None:
         pipeline.invoke("q", modes={"fliter": "default"})
     with pytest.raises(ConfigError, match="Did you mean 'default'"):
         pipeline.invoke("q", modes={"filter": "defualt"})
+    for mode in ("warm", "swap"):  # else the bare trunk would act, and nobody would know
+        with pytest.raises(ConfigError, match=f"filter@{mode}"):
+            pipeline.invoke("q", modes={"filter": mode})
 
 
 def test_oracles_answer_everything(pipe: Pipe, small: Any) -> None:

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from jointrag.data.errors import ConfigError
+from jointrag.data.errors import ConfigError, HeadError
 from jointrag.llm.actions import FreeText
+from jointrag.llm.heads import Heads
 from jointrag.llm.model import LanguageModel, load_trunk, uniforms
-from jointrag.llm.toy import save_toy, toy_model, toy_trunk
+from jointrag.llm.toy import save_toy, toy_model, toy_tokenizer, toy_trunk
 from jointrag.llm.types import Candidates, Completion, Request
 
 Build = Callable[..., LanguageModel]
@@ -76,7 +78,7 @@ def test_bfloat16_trunks_agree_on_the_mean(build: Build, ask: Ask) -> None:
     requests = ask(lm, 60)
     done = lm.generate(requests)
     again = recomputed(lm, requests, done)
-    gaps = [abs(a - b) for c, l in zip(done, again, strict=True) for a, b in zip(c.logprobs, l, strict=True)]
+    gaps = [abs(a - b) for c, x in zip(done, again, strict=True) for a, b in zip(c.logprobs, x, strict=True)]
     assert float(np.mean(gaps)) <= 0.02
     assert all(p.dtype == torch.float32 for a in lm.heads.names for p in lm.heads.named(a).values())
 
@@ -103,12 +105,11 @@ def test_saved_heads_say_the_same_in_plain_peft(
                 legal = lm.legal(mask, t == 0)
                 theirs = torch.log_softmax(logits[t].masked_fill(~legal, float("-inf")), -1)[token]
                 assert abs(float(theirs) - logp) < 1e-4
-        text = lm.text_V.nonzero()[:, 0].tolist()
-        first = [t for t in text if t != lm.template.end]
+        legal_at = [lm.legal((True, ()), first).nonzero()[:, 0].tolist() for first in (True, False)]
         out = plain.generate(
             input_ids=torch.tensor([before]), attention_mask=torch.ones((1, len(before)), dtype=torch.long),
             max_new_tokens=len(c.tokens), do_sample=False, eos_token_id=lm.template.end,
-            prefix_allowed_tokens_fn=lambda _, ids, n=len(before): first if len(ids) == n else text,
+            prefix_allowed_tokens_fn=lambda _, ids, p=before, legal=legal_at: legal[len(ids) > len(p)],
         )  # fmt: skip
         assert tuple(out[0, len(before) :].tolist()) == c.tokens
 
@@ -294,6 +295,45 @@ def test_a_hub_checkpoint_loads_from_its_folder(arch: str, chat: bool, tmp_path:
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"llm\.model"):
         load_trunk(str(tmp_path))
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 16},
+    "gemma2": {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8},
+    "granite": {"logits_scaling": 8.0},
+    "cohere": {},
+    "phi": {},
+    "gpt_neox": {},
+}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_any_causal_model_is_read_as_it_reads_itself(arch: str) -> None:
+    """Its own logits are the body's hidden states under its output matrix, whatever it scales, caps or leaves out."""
+    tokenizer = toy_tokenizer(markers=False)
+    config = AutoConfig.for_model(
+        arch, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2, pad_token_id=0, bos_token_id=0,
+        eos_token_id=2, **ARCHITECTURES[arch],
+    )  # fmt: skip
+    trunk = AutoModelForCausalLM.from_config(config).eval()
+    lm = LanguageModel(trunk, tokenizer, Heads(trunk, 4, 8, "toy", "late"))
+    context = tuple(range(40, 80))
+    request = Request((0,), "answerer", "answerer", context, (81, 82), FreeText(4).grammar(lm.template))
+    lm.heads.add("answerer")  # changes nothing yet
+    (done,) = lm.generate([request])
+    with torch.no_grad():
+        logits = trunk(torch.tensor([[*context, 81, 82]])).logits[0, -1].float()
+    legal = lm.legal(done.masks[0], True)
+    own = torch.log_softmax(logits.masked_fill(~legal, float("-inf")), -1)
+    assert abs(float(own.max()) - done.logprobs[0]) < 1e-4
+
+
+def test_a_model_that_cannot_carry_heads_is_refused() -> None:
+    config = AutoConfig.for_model("mamba", vocab_size=40, hidden_size=32, num_hidden_layers=1, state_size=4)
+    trunk = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(HeadError, match=r"llm\.model"):
+        Heads(trunk, 4, 8, "toy", "late").add("answerer")
 
 
 def test_toy_models_are_reproducible() -> None:

@@ -78,7 +78,7 @@ def test_results_and_batches_do_not_depend_on_the_order_of_asking(build: Build, 
         numbers = list(range(20))
         random.Random(seed).shuffle(numbers)
         scheduler = Scheduler(model, index, {}, {})
-        done = gather(*(lambda i=i, s=scheduler: s.ask(requests[i]) for i in numbers))
+        done = gather(*(lambda r=requests[i], s=scheduler: s.ask(r) for i in numbers))
         orders.append(model.calls)
         answers.append({i: c for i, c in zip(numbers, done, strict=True)})
     assert orders[0] == orders[1] == orders[2]
