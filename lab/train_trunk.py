@@ -242,7 +242,7 @@ class Lessons:
     def copying(self) -> tuple[tuple[int, ...], list[Task]]:
         """Return a random segment followed by spans of it; all but a span's first token is supervised.
 
-        Spans start anywhere: an exact repetition would be learnt as attention at a fixed distance, which copies no name.
+        Spans start anywhere: an exact repetition is learnt as attention at a fixed distance, which copies no name.
         """
         first = len(marker_tokens()) + 256
         length = round(3 * 20 ** self.rng.random())  # 3 to 60, short ones often: there the first signal comes from
@@ -402,7 +402,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=a.hidden, intermediate_size=int(a.hidden * 2.75),
         num_hidden_layers=a.layers,
-        num_attention_heads=4, num_key_value_heads=4, attention_bias=True, max_position_embeddings=2048, tie_word_embeddings=True,
+        num_attention_heads=4, num_key_value_heads=4, attention_bias=True, max_position_embeddings=2048,
+        tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip

@@ -236,10 +236,10 @@ class Baselines:
         if (self.folder / "baselines.jsonl").exists():
             return
         env = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        log = (self.folder / "baselines.log").open("wb")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "jointrag.marl.baselines", str(self.folder)], stdout=log, stderr=log, env=env
-        )
+        with (self.folder / "baselines.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "jointrag.marl.baselines", str(self.folder)], stdout=log, stderr=log, env=env
+            )
 
     def finish(self) -> dict[str, list[Row]]:
         """Wait for it; return its rows. Where it was killed its work is done here."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from datasets import Dataset
 from safetensors import SafetensorError
 
 from jointrag.configs.load import dump_config
@@ -104,6 +104,7 @@ class Trainer:
         else:
             self.dev = load_questions(dev, ids, "dev")
         self.dev = self.dev[: self.config.eval.questions]
+        self.rows = Dataset.from_dict({"row": range(len(self.train_questions))})
         names = [a.name for a in pipeline.agents]
         for name in self.config.agents:
             pipeline.agent(name)
@@ -232,15 +233,21 @@ class Trainer:
             return {"form": "question" if w.forms == "auto" else w.forms, "dev_f1": {}, "labels": {}}
         return warm_start(self.pipeline, self.train_questions, self.dev, w.forms, warm_settings(self.config), self.say)
 
+    def _picked(self, update: int) -> list[Question]:
+        """Return this update's training questions: consecutive rows of one seeded shuffle of all of them per pass."""
+        n, size = len(self.train_questions), self.config.marl.episodes_per_update
+        first = (update - 1) * size
+        rows: list[int] = []
+        for turn in range(first // n, (first + size - 1) // n + 1):
+            shuffled = self.rows.shuffle(seed=stable_seed(self.config.seed, "order", turn) % 2**32)["row"]
+            rows += list(shuffled)[max(0, first - turn * n) : first + size - turn * n]
+        return [self.train_questions[row] for row in rows]
+
     def _rollout(self, update: int, seed: int) -> list[Episode]:
-        """Run this update's training questions, sampled; the order is a permutation of all questions per pass."""
-        m, n = self.config.marl, len(self.train_questions)
-        picked = []
-        for k in range((update - 1) * m.episodes_per_update, update * m.episodes_per_update):
-            order = np.random.default_rng((self.config.seed, 7, k // n)).permutation(n)
-            picked.append(self.train_questions[int(order[k % n])])
+        """Run this update's training questions, sampled."""
+        picked = self._picked(update)
         seeds = [stable_seed(seed, i, q.id) for i, q in enumerate(picked)]
-        return self.pipeline.run(picked, modes=self.modes, sample=True, seeds=seeds, concurrency=m.episodes_per_update)
+        return self.pipeline.run(picked, modes=self.modes, sample=True, seeds=seeds, concurrency=len(picked))
 
     def _warm_up(self, learner: Learner) -> None:
         """Fit the critic on warm-start episodes before the first update."""

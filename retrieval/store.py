@@ -171,6 +171,6 @@ def open_index(folder: str | Path) -> Index:
     folder = Path(folder)
     if not (folder / "corpus.jsonl").exists():
         raise ConfigError(
-            f"index: got {str(folder)!r}, expected an Index or a folder written by `jointrag index build CONFIG out=DIR`"
+            f"index: got {str(folder)!r}, expected an Index or a folder written by `jointrag index build`"
         )
     return load_checked(folder, read_corpus(folder / "corpus.jsonl"), None)

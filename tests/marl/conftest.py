@@ -28,6 +28,7 @@ class Log:
 @pytest.fixture(scope="session", autouse=True)
 def _little_garbage() -> None:
     """Keep what is imported out of garbage collection: accelerate collects after each supervised training."""
+    import jointrag.marl.sft
     import jointrag.marl.trainer  # noqa: F401
 
     gc.collect()

@@ -17,6 +17,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     import torch
 
+    import jointrag.marl.sft  # noqa: F401
     from jointrag.configs.load import load_config
     from jointrag.data.world import Mix, QuestionMaker, WorldSpec, generate
     from jointrag.graph.declare import declare_config
