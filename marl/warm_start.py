@@ -61,9 +61,8 @@ def labels(pipeline: Pipeline, questions: Sequence[Question], form: str) -> dict
                     continue  # what to ask for a fact told nowhere is not in the gold labels
                 if "answer" in d.update and d.update["answer"] not in episode.question.answers:
                     continue  # nor is what a twin says: its value is known to oracles only
-                out[d.agent].setdefault(
-                    (request.context, request.suffix, d.completion.tokens), (d.request, d.completion)
-                )
+                key = (d.request.context, d.request.suffix, d.completion.tokens)
+                out[d.agent].setdefault(key, (d.request, d.completion))
     return {n: list(acts.values()) for n, acts in out.items()}
 
 
