@@ -62,8 +62,8 @@ class Learner:
         for h, o in self.optimizers.items():
             self.base_lr[h] = [g["lr"] for g in o.param_groups]
         self.kl = {
-            n: losses.KLController(self.settings[n].kl.beta, self.settings[n].kl.target, self.settings[n].kl.floor)
-            for n in self.learning
+            n: losses.KLController(k.beta, k.target, k.floor if k.beta else 0.0)  # beta 0 = off
+            for n, k in ((n, self.settings[n].kl) for n in self.learning)
         }
         self.spread = {n: losses.RunningStat() for n in self.learning}
 

@@ -17,10 +17,11 @@ import torch
 from jointrag.agents.labels import WARM_FORMS
 from jointrag.data.errors import ConfigError, DataError
 from jointrag.data.types import Question
-from jointrag.eval.metrics import f1
+from jointrag.eval.metrics import cover_em, f1, normalise
 from jointrag.graph.pipeline import Pipeline
 from jointrag.llm.scheduler import stable_seed
 from jointrag.llm.types import Completion, Request
+from jointrag.retrieval.base import Index
 
 Act = tuple[Request, Completion]
 
@@ -122,13 +123,35 @@ def mean_f1(pipeline: Pipeline, questions: Sequence[Question], modes: Mapping[st
     return sum(f1(e.answer, e.question.answers) for e in episodes) / len(episodes)
 
 
-def choose(questions: Sequence[Question], count: int) -> list[Question]:
-    """Return the questions a warm start may see: those with gold passages or an abstention, at most `count`."""
-    usable = [q for q in questions if q.supporting_ids or not q.answerable]
+def containing(index: Index, questions: Sequence[Question], depth: int = 20) -> list[Question]:
+    """Return questions without gold passages with a weak label: the best candidate that contains a gold answer.
+
+    Candidates are what the index finds for the question and the answer together. Yes/no answers and answers that no
+    candidate contains give no label, and the question is left out.
+    """
+    copied = [q for q in questions if not {normalise(a) for a in q.answers} & {"yes", "no", ""}]
+    out = []
+    for q, hits in zip(copied, index.search([f"{q.question} {q.answers[0]}" for q in copied], depth), strict=True):
+        for p in index.passages(hits.ids):
+            if cover_em(f"{p.title} {p.text}", q.answers):
+                out.append(replace(q, supporting_ids=(p.id,)))
+                break
+    return out
+
+
+def choose(
+    index: Index, questions: Sequence[Question], count: int, say: Callable[[str], None] = lambda _: None
+) -> list[Question]:
+    """Return the questions a warm start may see, at most `count`: with gold passages, or labelled by containment."""
+    bare = [q for q in questions if not q.supporting_ids and q.answerable][:count]
+    labelled = {q.id: q for q in containing(index, bare)}
+    if bare:
+        say(f"warm start: {len(bare)} questions have no gold passages; {len(labelled)} labelled by answer containment")
+    usable = [labelled.get(q.id, q) for q in questions if q.id in labelled or q.supporting_ids or not q.answerable]
     if not usable:
         raise DataError(
-            "warm_start: no training question has gold passages (supporting_ids); expected some: add them, or set "
-            "warm_start.questions=0 to start from the bare trunk"
+            "warm_start: no training question has gold passages (supporting_ids), and no retrieved passage contains an "
+            "answer; expected some: add supporting_ids, or set warm_start.steps=0 to start from the bare trunk"
         )
     return usable[:count]
 
@@ -150,7 +173,7 @@ def warm_start(
     heads = pipeline.llm.heads
     own = list(dict.fromkeys(pipeline.head_of.values()))
     blank = {h: heads.state(h) for h in own}
-    chosen = choose(train, s.questions)
+    chosen = choose(pipeline.index, train, s.questions, say)
     scores: dict[str, float] = {}
     states: dict[str, dict[str, dict[str, torch.Tensor]]] = {}
     counts: dict[str, dict[str, int]] = {}
@@ -177,5 +200,5 @@ def warm_start(
 def continue_supervision(pipeline: Pipeline, train: Sequence[Question], form: str, steps: int, s: WarmSettings) -> None:
     """Go on supervising the warm heads for `steps`: the `sft_more` comparison."""
     more = replace(s, seed=stable_seed("sft_more", s.seed) % 2**31)
-    supervise(pipeline, labels(pipeline, choose(train, s.questions), form), steps, more)
+    supervise(pipeline, labels(pipeline, choose(pipeline.index, train, s.questions), form), steps, more)
     pipeline.llm.forget()

@@ -294,10 +294,27 @@ def test_auto_takes_the_form_that_does_best_on_dev(blank: Any, small: Any, monke
 def test_an_unknown_form_and_questions_without_gold_are_refused(blank: Any, small: Any) -> None:
     with pytest.raises(ConfigError, match=r"warm_start\.forms: got 'sub_question'"):
         ws.warm_start(blank, small.questions, [], "sub_question", SETTINGS)
-    bare = [replace(q, supporting_ids=()) for q in small.questions if q.answerable]
+    bare = [replace(q, supporting_ids=(), answers=("nobody says this",)) for q in small.questions if q.answerable]
     with pytest.raises(DataError, match="no training question has gold passages"):
         ws.warm_start(blank, bare, [], "title", SETTINGS)
 
 
-def test_no_more_questions_are_used_than_allowed(small: Any) -> None:
-    assert ws.choose(small.questions, 7) == small.questions[:7]
+def test_a_question_without_gold_passages_is_labelled_by_answer_containment(blank: Any, small: Any) -> None:
+    said: list[str] = []
+    index = blank.index
+    bare = [replace(q, supporting_ids=()) for q in small.questions if q.kind == "one"][:6]
+    labelled = ws.choose(index, bare, 6, said.append)
+    assert labelled
+    for q in labelled:
+        (passage,) = index.passages(q.supporting_ids)
+        assert q.answers[0].lower() in f"{passage.title} {passage.text}".lower()
+    assert said == [
+        f"warm start: {len(bare)} questions have no gold passages; {len(labelled)} labelled by answer containment"
+    ]
+    yes = [replace(bare[0], answers=("yes",))]
+    with pytest.raises(DataError):
+        ws.choose(index, yes, 1)  # a passage that contains the word "yes" proves nothing
+
+
+def test_no_more_questions_are_used_than_allowed(blank: Any, small: Any) -> None:
+    assert ws.choose(blank.index, small.questions, 7) == small.questions[:7]
