@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,7 +74,10 @@ class Retriever(Agent):
         if mode in ("default", "oracle", "trunk") or not self.trainable:
             if mode == "learn":
                 decision.mode = "default"  # a plain tool takes no step
-            decision.value = tuple(legal[: self.action.k])
+            picked = legal[: self.action.k]
+            if mode == "oracle" and context.labels:  # whoever learns from this must not learn that gold comes first
+                random.Random(f"{context.seed}/{decision.hop}").shuffle(picked)
+            decision.value = tuple(picked)
         elif len(legal) <= 1:
             decision.value, decision.forced = tuple(legal), True
         else:

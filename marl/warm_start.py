@@ -1,7 +1,8 @@
 """Warm start: supervised heads from gold passages and answers, through the very templates and masks of joint training.
 
 Labels are the oracles' actions along the user's own graph, so any graph has them: with the retriever's oracle for
-rewriter, retriever and answerer; with the index's own order for the filter, which must meet what it will meet. Text
+all agents (gold among the passages, in random order), and with the index's own order for the filter and the answerer,
+which must meet what they will meet. Text
 heads are trained by `trl.SFTTrainer`, the retriever's by the Plackett-Luce likelihood of gold-first orderings. There is
 no one right query: `forms: auto` takes the label form whose warm pipeline does best on dev.
 """
@@ -46,7 +47,7 @@ def labels(pipeline: Pipeline, questions: Sequence[Question], form: str) -> dict
     oracle = dict.fromkeys((a.name for a in pipeline.agents), "oracle")
     answers = [n for n in names if "answer" in pipeline.agent(n).writes]
     passes = [
-        (oracle, [n for n in names if n not in selects], questions),
+        (oracle, names, questions),
         (oracle | dict.fromkeys(ranks, "default"), selects, questions[::2]),
         (oracle | dict.fromkeys([*ranks, *selects], "default"), answers, questions[1::2]),
     ]
@@ -62,6 +63,9 @@ def labels(pipeline: Pipeline, questions: Sequence[Question], form: str) -> dict
                     continue  # what to ask for a fact told nowhere is not in the gold labels
                 if "answer" in d.update and d.update["answer"] not in episode.question.answers:
                     continue  # nor is what a twin says: its value is known to oracles only
+                trail = d.observation.trail if d.observation else ()
+                if d.agent in selects and len(set(trail)) < len(trail):
+                    continue  # the same search again finds the same again: "none" would drown everything else
                 key = (d.request.context, d.request.suffix, d.completion.tokens)
                 out[d.agent].setdefault(key, (d.request, d.completion))
     return {n: list(acts.values()) for n, acts in out.items()}
