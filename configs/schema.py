@@ -130,9 +130,9 @@ class Swap(Section):
 class KlConfig(Section):
     """k3 penalty towards the warm-started head; beta moves so that the KL stays near `target`."""
 
-    beta: float = Field(default=0.02, ge=0)
-    target: float = Field(default=3.0, gt=0)  # nats a decision: a new form of query is worth several
-    floor: float = Field(default=0.005, ge=0)  # beta never falls below it
+    beta: float = Field(default=0.05, ge=0)  # 0 = off
+    target: float = Field(default=1.0, gt=0)  # nats a decision
+    floor: float = Field(default=0.03, ge=0)  # beta never falls below it
 
 
 class AgentConfig(Section):
