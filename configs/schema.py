@@ -131,7 +131,7 @@ class KlConfig(Section):
     """k3 penalty towards the warm-started head; beta moves so that the KL stays near `target`."""
 
     beta: float = Field(default=0.05, ge=0)  # 0 = off
-    target: float = Field(default=1.0, gt=0)  # nats a decision
+    target: float = Field(default=4.0, gt=0)  # nats a decision: a new form of query is worth several
     floor: float = Field(default=0.03, ge=0)  # beta never falls below it
 
 
