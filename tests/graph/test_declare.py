@@ -516,7 +516,7 @@ def test_a_head_map_may_leave_agents_to_heads_of_their_own() -> None:
 
 
 def test_default_rewards_of_agents_a_graph_lacks_are_no_fault() -> None:
-    check_agents(load_config("demo"), ["answerer"])
+    check_agents(load_config({"data": {"world": {}}}), ["answerer"])
 
 
 def test_a_prompt_file_of_the_config_reaches_its_agent(tmp_path: Path) -> None:
