@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ FILE = "state.pt"
 def save(folder: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint atomically and flush it to disk."""
     temporary = folder / (FILE + ".tmp")
+    whole = io.BytesIO()  # in memory first: an interrupt inside torch's own file writer would abort the process
+    torch.save(state, whole)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as f:
-            torch.save(state, f)
+            f.write(whole.getbuffer())
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, folder / FILE)
-    except (OSError, RuntimeError) as e:  # torch reports a full disk as RuntimeError
+    except OSError as e:
         raise StorageError(
             f"{folder}: the checkpoint cannot be written ({e}); expected a writable folder with room: free space or "
             f"set "
