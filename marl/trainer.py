@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -120,8 +121,9 @@ class Trainer:
 
     # the run folder
 
+    @functools.cached_property
     def _identity(self) -> str:
-        """Return a hash of everything that decides the numbers of this run."""
+        """A hash of everything that decides the numbers of this run."""
         what = self.config.model_dump(exclude={"out"}) | {"template": self.pipeline.fingerprint}
         what |= {"corpus": self.pipeline.index.fingerprint, "trunk": self.pipeline.llm.heads.trunk_hash}
         what |= {"questions": [repr(q) for q in (*self.train_questions, *self.dev)]}
@@ -134,7 +136,7 @@ class Trainer:
             raise CheckpointError(
                 f"{self.out} holds a run already; expected a new folder: set out=..., or go on with --resume"
             )
-        if state is not None and state["identity"] != self._identity():
+        if state is not None and state["identity"] != self._identity:
             raise CheckpointError(
                 f"{self.out} holds a run of another config, corpus, trunk or questions; expected the same to resume: "
                 f"set out=... for a new run"
@@ -165,7 +167,7 @@ class Trainer:
         checkpoint.save(
             self.out / "checkpoint",
             {
-                "identity": self._identity(),
+                "identity": self._identity,
                 "stage": stage,
                 "update": update,
                 "heads": {n: heads.state(n) for n in names if n in heads.names},
@@ -222,7 +224,7 @@ class Trainer:
         for h, tensors in (progress["best_heads"] or {}).items():
             heads.set_state(h, tensors)
         heads.check_trunk()
-        self.save_heads()
+        save_heads(self.pipeline, self.out / "heads")
         write_json_atomic(self.out / "training.json", {k: progress[k] for k in ("warm", "dev_f1", "best")})
         metrics = [json.loads(x) for x in (self.out / "metrics.jsonl").read_text().splitlines()]
         return Result(self.out, progress["warm"], progress["dev_f1"], progress["best"], metrics)
@@ -305,10 +307,6 @@ class Trainer:
 
     def _clock(self, what: str, since: float) -> None:
         self._log("timing.jsonl", {"what": what, "seconds": time.perf_counter() - since})
-
-    def save_heads(self, suffix: str = "", folder: str = "heads") -> None:
-        """Write every head (or its `suffix` copy) into the run folder."""
-        save_heads(self.pipeline, self.out / folder, suffix)
 
 
 def save_heads(pipeline: Pipeline, folder: Path, suffix: str = "") -> None:

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from jointrag.data.errors import CheckpointError, StorageError
+from jointrag.marl.trainer import save_heads
 
 SETTINGS = (
     "warm_start.steps=2", "warm_start.batch=8", "warm_start.questions=8", "warm_start.lr=0.02",
@@ -263,7 +264,7 @@ def test_heads_that_do_not_fit_on_the_disk_are_a_storage_error(copied: Path, tra
     t = go_on(trainer, copied)
     t.train()
     with full_disk(4096), pytest.raises(StorageError, match="cannot be written"):
-        t.save_heads(folder="again")
+        save_heads(t.pipeline, t.out / "again")
 
 
 def test_metrics_that_do_not_fit_on_the_disk_are_a_storage_error(copied: Path, trainer: Callable[..., Any]) -> None:
