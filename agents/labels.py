@@ -24,30 +24,48 @@ class Hop:
     gold: tuple[str, ...]
 
 
-def plan(question: Question, form: str, title_of: Callable[[str], str]) -> list[Hop]:
-    """Return the search rounds that gather all gold passages, asked in label form `form`."""
-    gold = list(question.supporting_ids)
+def plan(question: Question, form: str, passage_of: Callable[[str], Passage]) -> list[Hop]:
+    """Return the search rounds that gather all gold passages, asked in label form `form`.
+
+    A title is asked for only where it can be known: it stands in the question or in a gold passage of an earlier round.
+    Otherwise the question is asked. Without gold queries the gold passages are taken in the order in which their titles
+    become known.
+    """
     rounds: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     if question.gold_queries:
-        at = 0
+        gold, at = question.supporting_ids, 0
         for queries in question.gold_queries:
-            rounds.append((queries, tuple(gold[at : at + len(queries)])))
+            rounds.append((queries, gold[at : at + len(queries)]))
             at += len(queries)
     else:
-        rounds = [((), (g,)) for g in gold]
+        rounds = [((), (g,)) for g in _in_reading_order(question, passage_of)]
     out = []
+    seen = question.question.casefold()
     for subs, ids in rounds:
-        titles = tuple(dict.fromkeys(title_of(i) for i in ids))
+        passages = [passage_of(i) for i in ids]
+        titles = tuple(dict.fromkeys(p.title for p in passages if p.title.casefold() in seen))
         if form == "sub_question" and subs:
             queries = subs
-        elif form == "question" or not titles:
-            queries = subs if form == "sub_question" else (question.question,)
+        elif form in ("question", "sub_question") or not titles:
+            queries = (question.question,)
         elif form == "question_title":
             queries = tuple(f"{question.question} {t}" for t in titles)
         else:
             queries = titles
         out.append(Hop(queries, ids))
+        seen = "\n".join([seen, *(p.text.casefold() for p in passages)])
     return out
+
+
+def _in_reading_order(question: Question, passage_of: Callable[[str], Passage]) -> list[str]:
+    """Return the gold ids, each as soon as its title stands in the question or in a passage before it."""
+    left, order, seen = list(question.supporting_ids), [], question.question.casefold()
+    while left:
+        known = next((g for g in left if passage_of(g).title.casefold() in seen), left[0])
+        left.remove(known)
+        order.append(known)
+        seen += "\n" + passage_of(known).text.casefold()
+    return order
 
 
 def next_queries(rounds: Sequence[Hop], held: Collection[str], asked: Collection[str]) -> tuple[str, ...]:

@@ -46,6 +46,6 @@ class Rewriter(Agent):
             return None
         if int(state.get("hop") or 0) >= context.max_hops:
             return ()
-        rounds = plan(gold, context.oracle_form, lambda i: str(context.index.passages([i])[0].title))
+        rounds = plan(gold, context.oracle_form, lambda i: context.index.passages([i])[0])
         held = {p.id for p in state.get("evidence") or ()}
         return next_queries(rounds, held, state.get("queries") or ())[: self.action.max_queries]

@@ -184,9 +184,9 @@ class WarmStartConfig(Section):
     questions: int = Field(default=1000, ge=1)  # at most; fewer where the training set is smaller
     steps: int = Field(default=80, ge=0)  # 0 = heads start untrained
     lr: float = Field(default=2.0e-3, gt=0)
+    projection_lr: float = Field(default=4.0e-4, gt=0)  # of a retriever's projection
     batch: int = Field(default=48, ge=1)  # rows a step
     forms: Literal["auto", "question", "title", "question_title"] = "auto"  # auto: the form that does best on dev
-    skip: list[str] = []  # agents that get no warm start
 
 
 class SftMoreConfig(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -87,6 +88,7 @@ class RagContext:
     oracle_form: str = "sub_question"  # label form the oracle rewriter asks in
     labels: bool = False  # oracles also record the request and completion that would say their action
     max_hops: int = 3
+    retries: Counter[str] = field(default_factory=Counter)  # times each retrying edge was taken
     evidence_written: bool = True  # False: no node writes evidence, so the retriever keeps all it finds
 
     def mode(self, agent: str) -> str:

@@ -9,6 +9,9 @@ condition that holds only while `wants_search` or `hop_below` does, or `send: pe
 (a retriever), so that the number runs out. `wants_search` and `send: pending` end at `graph.max_hops` for any node that
 writes `pending`.
 
+A retry has a cap too: an `if` that leads back through a node which asks for searches (`check: {if: {field_equals: ..},
+then: rewriter, else: END}`) does so while search rounds remain, and at most `graph.max_hops` times an episode.
+
 A function without `writes` may write any key as far as these checks go, except `hop` and `evidence`: a function that
 raises the one or keeps the other has to say so, or the loop has no cap and the retriever keeps all it finds.
 
@@ -25,8 +28,9 @@ import operator
 import os
 import re
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +38,7 @@ from typing import Annotated, Any, TypedDict, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
 from langgraph.types import Send
 
 from jointrag.agents.base import Agent
@@ -75,6 +80,7 @@ class Route:
     targets: tuple[str, ...]  # several = all, in one superstep
     label: str = ""
     bounded: bool = False  # can be taken a limited number of times
+    retry: bool = False  # taken while hops remain, at most max_hops times an episode
 
 
 @dataclass(frozen=True)
@@ -179,9 +185,6 @@ def check_agents(config: Config, names: Sequence[str]) -> None:
     for name, terms in config.rewards.process.items():
         if name not in names and terms != DEFAULT_PROCESS.get(name):
             raise _unknown_agent(f"rewards.process.{name}", name, names)
-    for name in config.warm_start.skip:
-        if name not in names:
-            raise _unknown_agent("warm_start.skip", name, names)
     if isinstance(config.llm.heads, dict):
         mapped = [name for agents in config.llm.heads.values() for name in agents]
         for name in mapped:
@@ -244,6 +247,7 @@ def _declare(
             )
     edges = _edges(config, nodes, merges, plugins, max_hops)
     _check_reachable(nodes, edges)
+    edges = _with_retries(edges)
     _check_loops(nodes, edges)
     _check_writers(nodes, edges, merges)
     needs, sure = _check_reads(nodes, edges, merges, is_subgraph=bool(inside))
@@ -572,7 +576,7 @@ def _targets(spec: Any, where: str, nodes: Mapping[str, Node]) -> tuple[str, ...
 
 
 def _arcs(edges: Mapping[str, Edge]) -> list[tuple[str, str, bool]]:
-    return [(s, t, route.bounded) for s, edge in edges.items() for route in edge.routes for t in route.targets]
+    return [(s, t, route.bounded or route.retry) for s, edge in edges.items() for route in edge.routes for t in route.targets]
 
 
 def _reach(start: Iterable[str], arcs: Iterable[tuple[str, str]]) -> set[str]:
@@ -606,6 +610,24 @@ def _check_reachable(nodes: Mapping[str, Node], edges: Mapping[str, Edge]) -> No
             )
 
 
+def _with_retries(edges: Mapping[str, Edge]) -> dict[str, Edge]:
+    """Mark the way of an `if` that closes an unbounded loop through another node which asks for searches."""
+    arcs = [(a, b) for a, b, bounded in _arcs(edges) if not bounded]
+    asking = [s for s, edge in edges.items() if s != "START" and any(route.bounded for route in edge.routes)]
+    out = dict(edges)
+    for source, edge in edges.items():
+        if edge.form != "if" or source == "START" or source in asking:
+            continue
+        again = tuple(
+            any(a in _reach(route.targets, arcs) and source in _reach([a], arcs) for a in asking)
+            for route in edge.routes
+        )
+        if again in ((True, False), (False, True)):
+            routes = tuple(replace(r, retry=back) for r, back in zip(edge.routes, again, strict=True))
+            out[source] = replace(edge, routes=routes)
+    return out
+
+
 def _check_loops(nodes: Mapping[str, Node], edges: Mapping[str, Edge]) -> None:
     arcs = [(a, b, bounded) for a, b, bounded in _arcs(edges) if a in nodes and b in nodes]
     if free := _cycle([(a, b) for a, b, bounded in arcs if not bounded]):
@@ -615,6 +637,8 @@ def _check_loops(nodes: Mapping[str, Node], edges: Mapping[str, Edge]) -> None:
             f"{{if: {{all: [.., {{hop_below: {{n: 3}}}}]}}, then: {free[0]}, else: END}}."
         )
     counts = {name for name, node in nodes.items() if node.writes is not None and "hop" in node.writes}
+    retried = {(s, t) for s, edge in edges.items() for route in edge.routes if route.retry for t in route.targets}
+    arcs = [(a, b, bounded) for a, b, bounded in arcs if (a, b) not in retried]
     if free := _cycle([(a, b) for a, b, _ in arcs if a not in counts and b not in counts]):
         raise GraphError(
             f"graph.edges.{free[0]}: got the loop {' -> '.join([*free, free[0]])} without a retriever in it, expected "
@@ -776,7 +800,7 @@ def _assemble(
                     label += "_"
                 labels[label] = target
                 ways[-1].append(label)
-        builder.add_conditional_edges(at, _chooser(edge, ways, max_hops), cast(Any, labels))
+        builder.add_conditional_edges(at, _chooser(source, edge, ways, max_hops), cast(Any, labels))
     return builder
 
 
@@ -785,13 +809,20 @@ async def _pass(state: Any) -> dict[str, Any]:
     return {}
 
 
-def _chooser(edge: Edge, ways: list[list[str]], max_hops: int) -> Callable[[Any], Any]:
+def _chooser(source: str, edge: Edge, ways: list[list[str]], max_hops: int) -> Callable[[Any], Any]:
     """Return the async function (a plain one would run in a thread) that picks the labels to follow, or sends items."""
     if edge.condition is not None:
         condition = edge.condition
+        again = next((i for i, route in enumerate(edge.routes) if route.retry), None)
 
-        async def decide(state: Any) -> list[str]:
-            return ways[0] if condition(state) else ways[1]
+        async def decide(state: Any, runtime: Runtime[RagContext]) -> list[str]:
+            way = 0 if condition(state) else 1
+            if way == again:
+                used = runtime.context.retries if runtime.context else Counter[str]()
+                if int(state.get("hop") or 0) >= max_hops or used[source] >= max_hops:
+                    return ways[1 - way]
+                used[source] += 1
+            return ways[way]
 
         return decide
     if edge.form == "switch":

@@ -3,8 +3,10 @@
 context = passages, question, notes, trail (no role in it: every role may share its keys and values)
 suffix  = role marker and instruction (the head acts from here on)
 
-A layout is nothing but literal strings. `MARKERS` is the tiny trunk's: each literal is one special token. `PLAIN` says
-the same in words for any other model. Content is always encoded with special-token parsing off, so retrieved text can
+A layout is nothing but literal strings. `MARKERS` is the tiny trunk's: each literal is one special token, and a
+passage's number closes it: that token has read the passage, so a filter can find the number by what it stands after
+(with the number before the passage a trunk of this size chose among four at random). `PLAIN` says the same in words for
+any other model. Content is always encoded with special-token parsing off, so retrieved text can
 never yield a marker.
 """
 
@@ -27,8 +29,9 @@ class Layout:
     """The literal strings around the content of an observation and of an action."""
 
     begin: str
-    passage: str  # {i}: the number a filter selects by
-    text: str
+    passage: str  # before a passage; {i}: the number a filter selects by
+    text: str  # between its title and its text
+    close: str  # after a passage
     question: str
     note: str  # {name}: a state key an agent of the user's reads
     query: str
@@ -43,12 +46,12 @@ class Layout:
 
 ROLES = ("rewriter", "retriever", "filter", "answerer", "critic")
 MARKERS = Layout(
-    begin="<|begin|>", passage="<|{i}|>", text="<|text|>", question="<|question|>", note="<|note|> {name} :",
+    begin="<|begin|>", passage="", text="<|text|>", close="<|{i}|>", question="<|question|>", note="<|note|> {name} :",
     query="<|query|>", role="<|{role}|>", instruction="", stop="<|stop|>", also="<|also|>", none="<|none|>",
     item="<|{i}|>", end="<|end|>",
 )  # fmt: skip
 PLAIN = Layout(
-    begin="Passages:", passage="\n[{i}]", text=".", question="\nQuestion:", note="\n{name}:",
+    begin="Passages:", passage="\n[{i}]", text=".", close="", question="\nQuestion:", note="\n{name}:",
     query="\nSearched:", role="\nTask of the {role}:", instruction=" {instruction}\nOutput:", stop=" STOP", also=" ||",
     none=" NONE", item=" {i}", end="",
 )  # fmt: skip
@@ -56,7 +59,7 @@ PLAIN = Layout(
 
 def marker_tokens() -> list[str]:
     """Return every special token of the `MARKERS` layout, in vocabulary order."""
-    numbered = [MARKERS.passage.format(i=i) for i in range(1, MAX_ITEMS + 1)]
+    numbered = [MARKERS.item.format(i=i) for i in range(1, MAX_ITEMS + 1)]
     roles = [MARKERS.role.format(role=r) for r in ROLES]
     singles = ["<|pad|>", MARKERS.begin, MARKERS.end, MARKERS.text, MARKERS.question, "<|note|>", MARKERS.query]
     return [*singles, MARKERS.stop, MARKERS.also, MARKERS.none, "<|role|>", *roles, *numbered]
@@ -120,7 +123,10 @@ class Template:
         """Return (ids, passages dropped): whole passages go from the end, then the start of the trail and question."""
         lay = self.layout
         passages = [
-            (*self.literal(lay.passage.format(i=i)), *self.text(p.title), *self.literal(lay.text), *self.text(p.text))
+            (
+                *self.literal(lay.passage.format(i=i)), *self.text(p.title), *self.literal(lay.text), *self.text(p.text),
+                *self.literal(lay.close.format(i=i)),
+            )
             for i, p in enumerate(obs.passages, 1)
         ]
         tail = [*self.literal(lay.question), *self.text(obs.question)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from jointrag.data.errors import ConfigError, nearest
@@ -13,11 +14,18 @@ ALGORITHMS: dict[str, str] = {
 }
 
 
-def algorithm(name: str) -> Any:
-    """Return the algorithm called `name`."""
-    if name not in ALGORITHMS:
-        raise ConfigError(
-            f"marl.algorithm: got {name!r}; expected one of {sorted(ALGORITHMS)}.{nearest(name, ALGORITHMS)}"
-        )
-    module, _, cls = ALGORITHMS[name].partition(":")
-    return getattr(importlib.import_module(module), cls)()
+CREDIT: dict[str, str] = {
+    "team_gae": "jointrag.marl.credit.team_gae:team_gae",
+}
+
+
+def _named(key: str, name: str, registry: Mapping[str, str]) -> Any:
+    if name not in registry:
+        raise ConfigError(f"{key}: got {name!r}; expected one of {sorted(registry)}.{nearest(name, registry)}")
+    module, _, attribute = registry[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def algorithm(name: str, credit: str = "team_gae") -> Any:
+    """Return the algorithm called `name`, sharing the team reward by the rule called `credit`."""
+    return _named("marl.algorithm", name, ALGORITHMS)(_named("marl.credit", credit, CREDIT))

@@ -54,10 +54,9 @@ def load_questions(source: str | Path | Sequence[Question], ids: set[str], what:
 
 
 def warm_settings(config: Config) -> WarmSettings:
-    """Return the warm start's settings; the retriever's projection moves at the agent's own rate."""
+    """Return the warm start's settings."""
     w = config.warm_start
-    rate = config.agent("retriever").projection_lr
-    return WarmSettings(w.questions, w.steps, w.lr, rate, w.batch, stable_seed(config.seed, "warm") % 2**31)
+    return WarmSettings(w.questions, w.steps, w.lr, w.projection_lr, w.batch, stable_seed(config.seed, "warm") % 2**31)
 
 
 class Trainer:
@@ -115,7 +114,7 @@ class Trainer:
         if "process" not in self.config.rewards.model_fields_set:
             rewards["process"] = {k: v for k, v in rewards["process"].items() if k in names}
         self.rewards = build_rewards(rewards, max_hops=pipeline.max_hops, agents=names)
-        self.algorithm = algorithm(self.config.marl.algorithm)
+        self.algorithm = algorithm(self.config.marl.algorithm, self.config.marl.credit)
         self.modes = {a.name: self.config.agent(a.name).mode_name for a in pipeline.agents}
         self.own_heads = list(dict.fromkeys(pipeline.head_of.values()))
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from jointrag.configs.schema import DEFAULT_PROCESS, DEFAULT_TEAM
 from jointrag.data.errors import ConfigError, TrainingError, nearest
 from jointrag.graph.episode import Episode
 from jointrag.rewards.base import ProcessTerm, TeamTerm
@@ -31,17 +32,8 @@ from jointrag.rewards.reading import malformed_answer
 from jointrag.rewards.registry import PROCESS, TEAM
 
 DEFAULT: dict[str, Any] = {
-    "team": [{"type": "f1", "weight": 1.0}, {"type": "no_answer", "weight": -0.1}],
-    "process": {
-        "rewriter": [
-            {"type": "retrieval_gain", "weight": 0.3},
-            {"type": "stop_timing", "weight": 0.2},
-            {"type": "search_cost", "weight": {"from": 0.0, "to": 0.02, "episodes": 2000}},
-        ],
-        "retriever": [{"type": "recall_gain", "weight": 0.3}],
-        "filter": [{"type": "evidence_f1", "weight": 0.3}],
-        "answerer": [{"type": "grounded", "weight": 0.1}],
-    },
+    "team": DEFAULT_TEAM,
+    "process": DEFAULT_PROCESS,
     "format": -0.2,
     "guards": {"answer_in_query": True, "below_value": True},
 }

@@ -19,6 +19,9 @@ class Ippo:
 
     local_critic = True
 
+    def __init__(self, rule: Any = None) -> None:
+        """There is no shared reward to divide: `rule` is not asked."""
+
     def credit(self, episode: Episode, values: Sequence[float], baselines: Sequence[float], marl: Any) -> Credit:
         """Return p_d - b_d, and R - V(s) for the decision that wrote the answer."""
         team = sum(episode.team.values())

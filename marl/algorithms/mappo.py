@@ -1,11 +1,11 @@
 """MAPPO: every agent learns from the team reward through one centralised critic, and from its own process reward.
 
-arXiv 2103.01955, over the steps of a graph; credit: `marl/credit/team_gae.py`.
+arXiv 2103.01955, over the steps of a graph; `marl.credit` names the rule that shares the reward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,11 @@ class Mappo:
 
     local_critic = False
 
+    def __init__(self, rule: Callable[[Scored, float, float], Credit] = team_gae) -> None:
+        self.rule = rule
+
     def credit(self, episode: Episode, values: Sequence[float], baselines: Sequence[float], marl: Any) -> Credit:
-        """Return team GAE plus each decision's own process reward over its baseline.
+        """Return the rule's credit: the team's, plus each decision's own process reward over its baseline.
 
         A tool takes no step, nor does whoever asked no language model (forced, default, oracle): there is no state
         the critic has valued, and a step more would only discount the credit of those before it. Their credit is 0.
@@ -30,7 +33,7 @@ class Mappo:
         out = Credit(np.zeros(size), np.zeros(size), np.zeros(size))
         if not asked:
             return out
-        credit = team_gae(
+        credit = self.rule(
             Scored(
                 steps=[episode.decisions[i].step for i in asked],
                 team=sum(episode.team.values()),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from jointrag.agents import Answerer, EvidenceFilter, Retriever, Rewriter
 from jointrag.agents.base import FREE, prompt, read_prompt, unheld
+from jointrag.agents.labels import plan
 from jointrag.agents.retriever import zscore
 from jointrag.data.errors import ConfigError
 from jointrag.data.types import UNKNOWN, Passage, Question
@@ -82,6 +84,7 @@ class Titles:
         return [{"a": A, "b": B, "c": C}[i] for i in ids]
 
 
+WHO_IS_A = "Who is Title A ?"
 GOLD = Question("q", "Who ?", ("x",), ("a", "b"), (("first",), ("second",)))
 
 
@@ -96,12 +99,29 @@ def test_the_oracle_rewriter_asks_for_what_is_missing_and_stops() -> None:
 
 @pytest.mark.parametrize(
     ("form", "asked"),
-    [("question", "Who ?"), ("title", "Title a"), ("question_title", "Who ? Title a"), ("sub_question", "first")],
+    [
+        ("question", WHO_IS_A),
+        ("title", "Title a"),
+        ("question_title", f"{WHO_IS_A} Title a"),
+        ("sub_question", "first"),
+    ],
 )
 def test_label_forms_are_what_they_are_called(form: str, asked: str) -> None:
-    ctx = context(gold=GOLD, index=Titles())
+    ctx = context(gold=replace(GOLD, question=WHO_IS_A), index=Titles())
     ctx.oracle_form = form
     assert Rewriter().oracle(state(), ctx, decision()) == (asked,)
+
+
+def test_a_title_that_nobody_can_know_yet_is_not_asked_for() -> None:
+    ctx = context(gold=GOLD, index=Titles())  # "Who ?" names no title
+    ctx.oracle_form = "title"
+    assert Rewriter().oracle(state(), ctx, decision()) == ("Who ?",)
+
+
+def test_without_gold_queries_gold_passages_are_sought_as_their_titles_become_known() -> None:
+    told = {"a": Passage("a", "Ann", "Ann is a baker ."), "b": Passage("b", "Bay", "Bay is ruled by Ann .")}
+    hops = plan(Question("q", "Who rules Bay ?", ("x",), ("a", "b")), "title", told.__getitem__)
+    assert [(h.queries, h.gold) for h in hops] == [(("Bay",), ("b",)), (("Ann",), ("a",))]
 
 
 def test_of_parallel_gold_queries_only_those_still_missing_are_asked() -> None:

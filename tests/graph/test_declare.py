@@ -17,8 +17,10 @@ from jointrag.agents.retriever import Retriever
 from jointrag.agents.rewriter import Rewriter
 from jointrag.configs.load import load_config
 from jointrag.data.errors import ConfigError, GraphError
-from jointrag.graph.context import RagContext
+from jointrag.data.types import Question
+from jointrag.graph.context import RagContext, Recorder
 from jointrag.graph.declare import Declared, check_agents, declare, declare_config, recursion_limit
+from jointrag.graph.episode import Episode
 from jointrag.graph.state import RagState, initial
 
 # Every node of the fake pipeline is `step`: it notes what it received and writes what `script` says.
@@ -102,7 +104,8 @@ def run(
 ) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
     """Return the final state, and what each node received in order."""
     limit = {"recursion_limit": declared.recursion_limit}
-    final = asyncio.run(declared.graph.ainvoke({**initial(question), **state}, limit))
+    context = RagContext(None, None, Recorder(Episode(Question("q", question, ("x",)), 0)))  # type: ignore[arg-type]
+    final = asyncio.run(declared.graph.ainvoke({**initial(question), **state}, limit, context=context))
     return final, list(sys.modules["fake_agents"].calls)
 
 
@@ -280,6 +283,40 @@ def test_a_loop_ends_with_its_condition_or_its_cap(plugin: Path) -> None:
     assert order(calls) == ["rewriter", "search"] * 2 + ["rewriter", "answerer"]
     assert final["hop"] == 2
     assert order(run(built(graph, plugin))[1]) == ["rewriter", "answerer"]
+
+
+RETRY = {
+    "state": {"verdict": {"merge": "replace"}},
+    "nodes": {
+        **steps("rewriter", "answerer"),
+        "search": {"type": "fake_agents.Search"},
+        "check": {"type": "function", "call": "fake_agents.later", "name": "check", "writes": ["verdict"]},
+    },
+    "edges": {
+        "START": "rewriter",
+        "rewriter": {"if": "wants_search", "then": "search", "else": "answerer"},
+        "search": "rewriter",
+        "answerer": "check",
+        "check": {"if": {"field_equals": {"key": "verdict", "value": "retry"}}, "then": "rewriter", "else": "END"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("asks", "rounds"),
+    [
+        (True, ["search", "rewriter", "search", "rewriter", "answerer", "check"]),  # no search is left to retry with
+        (False, ["answerer", "check", "rewriter"] * 2 + ["answerer", "check"]),  # nobody searches: twice, then it ends
+    ],
+)
+def test_a_retry_ends_when_searches_or_retries_run_out(plugin: Path, asks: bool, rounds: list[str]) -> None:
+    script = {
+        "rewriter": lambda state: {"pending": ["again"] if asks and state["hop"] < 2 else []},
+        "search": lambda state: {"hop": state["hop"] + 1},
+        "check": lambda state: {"verdict": "retry"},
+    }
+    _, calls = run(built({**RETRY, "max_hops": 2}, plugin, script))
+    assert order(calls) == ["rewriter", *rounds]
 
 
 def test_functions_run_in_the_event_loop_and_not_in_a_thread(plugin: Path) -> None:
@@ -495,7 +532,6 @@ def test_the_recursion_limit_grows_with_the_rounds_a_graph_may_have() -> None:
             r"agents\.filtr: got 'filtr', expected an agent of this graph.*Did you mean 'filter'",
         ),
         ("rewards.process.rerank=[{type: f1}]", r"rewards\.process\.rerank: got 'rerank'"),
-        ("warm_start.skip=[retreiver]", r"warm_start\.skip: got 'retreiver'.*Did you mean 'retriever'"),
         ("llm.heads={a: [rewriter, retriever, filter, answrer]}", r"llm\.heads: got 'answrer'"),
         (
             "llm.heads={filter: [rewriter, retriever]}",
@@ -571,10 +607,9 @@ BAD_GRAPHS = {
         f"nodes: {{w: {{type: rewriter}}, c: {F}}}}}\nedges: {{START: w, w: {{if: wants_search, then: c, else: END}}, c: w}}",
         "got the loop w -> c -> w without a retriever in it",
     ),
-    "retry past the hop limit": (
-        f"state: {{v: {{}}}}\nnodes: {{w: {{type: rewriter}}, r: {{type: retriever}}, a: {{type: answerer}}, c: {F}}}}}\n"
-        "edges: {START: w, w: {if: wants_search, then: r, else: a}, r: w, a: c, "
-        "c: {if: {field_equals: {key: v, value: retry}}, then: w, else: END}}",
+    "retry that asks nobody": (
+        f"state: {{v: {{}}}}\nnodes: {{r: {{type: retriever}}, a: {{type: answerer}}, c: {F}}}}}\n"
+        "edges: {START: r, r: a, a: c, c: {if: {field_equals: {key: v, value: retry}}, then: a, else: END}}",
         "without a cap",
     ),
     "unknown type": ("nodes: {a: {type: retreiver}}\nedges: {START: a, a: END}", "Did you mean 'retriever'?"),
