@@ -53,7 +53,7 @@ def plan(question: Question, form: str, passage_of: Callable[[str], Passage]) ->
         else:
             queries = titles
         out.append(Hop(queries, ids))
-        seen = "\n".join([seen, *(p.text.casefold() for p in passages)])
+        seen = "\n".join([seen, *(f"{p.title} {p.text}".casefold() for p in passages)])
     return out
 
 
@@ -64,7 +64,7 @@ def _in_reading_order(question: Question, passage_of: Callable[[str], Passage]) 
         known = next((g for g in left if passage_of(g).title.casefold() in seen), left[0])
         left.remove(known)
         order.append(known)
-        seen += "\n" + passage_of(known).text.casefold()
+        seen += f"\n{passage_of(known).title} {passage_of(known).text}".casefold()
     return order
 
 

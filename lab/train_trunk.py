@@ -24,12 +24,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from jointrag.data import lexicon as lx
 from jointrag.data.types import UNKNOWN, Passage, Question
 from jointrag.data.world import RELATION, QuestionMaker, World, WorldSpec, generate, noun_phrase, relations_from
-from jointrag.llm.template import MARKERS, Template, marker_tokens
+from jointrag.llm.template import MARKERS, MAX_ITEMS, Template, marker_tokens
 from jointrag.llm.types import Observation
 
-FORMS = {"title": 0.30, "sub_question": 0.30, "statement": 0.20, "question": 0.08, "question_title": 0.12}
+FORMS = {"title": 0.40, "sub_question": 0.25, "statement": 0.15, "question": 0.08, "question_title": 0.12}
 KINDS = {"one": 1.5, "bridge": 3, "three": 1.5, "alias": 1.5, "alias_bridge": 1, "which": 1, "same": 0.6, "older": 0.6,
          "missing": 0.8, "missing_bridge": 0.7}  # fmt: skip
+POINTING = 3.0  # weight of the tokens of a selection: few beside those of answers, and the slowest to be learnt
 SEQUENCE = 256  # tokens a training sequence holds at most: attention over longer ones costs more than it teaches
 Task = tuple[tuple[int, ...], tuple[int, ...]]  # prompt ids after the passages, supervised ids
 
@@ -65,6 +66,7 @@ class Lessons:
     def __init__(self, template: Template, rng: random.Random) -> None:
         self.t, self.rng = template, rng
         self.unknown = 1.0  # share of the tasks answered "unknown" that is kept
+        self.pointing = 0.0  # share of the lessons about one name that only ask which passage tells one fact
         self.reset(0)
 
     def reset(self, seed: int) -> None:
@@ -245,7 +247,9 @@ class Lessons:
         """
         rng, w = self.rng, self.world
         name = rng.choice(list(self.of_title))
+        size = min(size, rng.choice((2, 3, 3, 4)))
         others = rng.sample(w.passages, rng.randrange(3))
+        pointing = rng.random() < self.pointing
         pool = [*rng.sample(self.of_title[name], len(self.of_title[name]))[:size], *others]
         shown = list({p.id: p for p in pool}.values())[:size]
         rng.shuffle(shown)
@@ -266,7 +270,7 @@ class Lessons:
             chain, start = [relation], name
             names = [name]
             for _ in range(2):  # led here by one or two earlier searches
-                if not inbound or rng.random() < 0.4 or len(chain) == 3:
+                if pointing or not inbound or rng.random() < 0.4 or len(chain) == 3:
                     break
                 before = rng.choice(self.leading_to.get(start, [None]))
                 if before is None or before.subject in names:
@@ -274,14 +278,14 @@ class Lessons:
                 chain, start = [before.relation, *chain], before.subject
                 names.insert(0, start)
             at = len(chain) - 1
-            if fact is not None and fact.value in self.maker.kind_of and len(chain) < 3 and rng.random() < 0.5:
+            if fact is not None and fact.value in self.maker.kind_of and len(chain) < 3 and not pointing and rng.random() < 0.7:
                 after = [r for r in relations_from(self.maker.kind_of[fact.value], to_entity=False)]
                 chain.append(rng.choice(after))
             bank = rng.randrange(lx.BANKS)
             mention = start
             trail: list[str] = []
             alias = w.facts.get((start, "alias"))
-            if alias is not None and rng.random() < 0.4:
+            if alias is not None and not pointing and rng.random() < 0.4:
                 mention = alias.value
                 trail.append(mention)
             question = lx.ASK[bank].format(noun_phrase(chain, mention, bank))
@@ -295,17 +299,20 @@ class Lessons:
                 (self._prompt(question, trail, "filter"),
                  self._select([number[fact.passage]] if there and fact is not None else []))
             )  # fmt: skip
+            if pointing:
+                continue
             draw = rng.random()
-            if draw < 0.4:
+            if there and fact is not None and at < len(chain) - 1:  # read on: the name to look for next
+                reply = self._say(self._query(form, question, chain[at + 1], fact.value, bank))
+                out.append((self._prompt(question, trail, "rewriter"), reply))
+            elif draw < 0.4:
                 out.append((self._prompt(question, trail, "answerer"), self._say(told)))
             elif draw < 0.7:
                 words = rng.choice(RELATION[relation].fragments)
                 out.append((self._prompt(question, trail, "retriever"), self._say(words)))
-            elif there and fact is not None:
-                more = at < len(chain) - 1
-                reply = self._say(self._query(form, question, chain[at + 1], fact.value, bank)) if more else None
+            elif there:
                 stop = (*self.t.literal(MARKERS.stop), self.t.end)
-                out.append((self._prompt(question, trail, "rewriter"), stop if reply is None else reply))
+                out.append((self._prompt(question, trail, "rewriter"), stop))
         rng.shuffle(out)
         return context, self._fitting(context, out[:tasks])
 
@@ -519,6 +526,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         opt, lambda s: min(1.0, (s + 1) / 100) * max(0.02, 1.0 - max(0.0, s / a.steps - 0.1) / 0.9)
     )
+    numbers = [template.literal(MARKERS.item.format(i=i))[0] for i in range(1, MAX_ITEMS + 1)]
+    selecting = torch.tensor([*numbers, *template.literal(MARKERS.none)], device=a.device)
     lessons, exam = Lessons(template, rng), Lessons(template, random.Random(12345))
     exam.reset(777_777)
     started, seen = time.time(), 0
@@ -526,16 +535,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if step % 4 == 0:
             lessons.reset(step + 1)
         passages = (
-            5
+            4
             if a.init
             else 2
             if step < 0.1 * a.steps
             else 3
             if step < 0.2 * a.steps
             else 4
-            if step < 0.5 * a.steps
-            else 5
         )
+        lessons.pointing = 0.6 * (1.0 - step / a.steps)
         lessons.unknown = 1.0 if a.init else min(1.0, max(0.0, step / a.steps - 0.15) / 0.35)  # reading comes first
         copies = a.copies * max(0.0, 1.0 - step / (0.5 * a.steps))
         items = [lessons.copying() if rng.random() < copies else lessons.lesson(passages, 12) for _ in range(a.batch)]
@@ -543,7 +551,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         at = batch["labels"] >= 0
         with torch.autocast(a.device, dtype=torch.bfloat16):  # 1.2-1.4x on a CPU with AVX512-bf16
             logits = model.lm_head(hidden_states(model, batch)[at])
-        loss = torch.nn.functional.cross_entropy(logits.float(), batch["labels"][at])
+        said = batch["labels"][at]
+        weight = torch.where(torch.isin(said, selecting), POINTING, 1.0)
+        loss = (torch.nn.functional.cross_entropy(logits.float(), said, reduction="none") * weight).sum() / weight.sum()
         opt.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -575,7 +585,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
             model.save_pretrained(a.out)
             tokenizer.save_pretrained(a.out)
-    (a.out / "training.json").write_text(json.dumps({**vars(a), "out": str(a.out), "parameters": size}, indent=1))
+    (a.out / "training.json").write_text(json.dumps({**vars(a), "parameters": size}, indent=1, default=str))
 
 
 if __name__ == "__main__":
