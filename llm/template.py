@@ -148,15 +148,23 @@ class Template:
             ids = [*ids[: len(head)], *ids[len(head) + overflow :]]
         return tuple(ids), len(passages) - kept
 
-    def suffix(self, role: str, instruction: str, state: str = "") -> tuple[int, ...]:
-        """Return the ids from the role marker on; `state` is what the critic reads beyond the actor's context."""
+    def suffix(self, role: str, instruction: str, state: Sequence[tuple[str, str]] = ()) -> tuple[int, ...]:
+        """Return the ids from the role marker on.
+
+        `state` is what the critic reads beyond the actor's context: (agent or "", what is told of it) in order.
+        """
         lay = self.layout
         if lay is MARKERS and role not in ROLES:
             marker = (*self.literal("<|role|>"), *self.text(f"{role} : {instruction}"))
         else:
             said = lay.instruction.format(instruction=instruction) if lay.instruction else ""
             marker = (*self.literal(self.between + lay.role.format(role=role)), *(self.literal(said) if said else ()))
-        return (*marker, *(self.text(state) if state else ()), *self.literal(self.after))
+        told: list[int] = []
+        for agent, text in state:
+            named = lay is MARKERS and agent in ROLES  # one token where the name would be several
+            told += [*(self.literal(lay.role.format(role=agent)) if named else self.text(agent) if agent else ())]
+            told += [*(self.text(text) if text else ())]
+        return (*marker, *told, *self.literal(self.after))
 
     def fingerprint(self, instructions: dict[str, str]) -> str:
         """Return the sha256 of everything that shapes an observation: layout, chat text, prompts, tokenizer."""

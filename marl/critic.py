@@ -30,10 +30,11 @@ def said(decision: Decision) -> str:
     return str(value) if value is not None else "default"
 
 
-def whole_state(episode: Episode, i: int, privileged: bool, titles: dict[str, str]) -> str:
-    """Return in words what decision `i`'s actor does not see: others' last actions, titles dropped, gold still missing.
+def whole_state(episode: Episode, i: int, privileged: bool, titles: dict[str, str]) -> list[tuple[str, str]]:
+    """Return what decision `i`'s actor does not see, as (agent or "", text): who acts at which hop, others' last actions.
 
-    Short on purpose: these tokens are most of what an update costs. Titles kept stand in the filter's actions.
+    Then, each after a semicolon: titles kept, titles dropped; with `privileged` gold titles missing, the answer.
+    Short on purpose: these tokens are most of what an update costs.
     """
     decision = episode.decisions[i]
     last: dict[str, Decision] = {}
@@ -44,18 +45,16 @@ def whole_state(episode: Episode, i: int, privileged: bool, titles: dict[str, st
             if d.agent != decision.agent:
                 last[d.agent] = d
             dropped = {p.id: p.title for p in d.update.get("passages", ())} or dropped
-    parts = [f"{decision.agent} {decision.hop}"]
-    parts += [f"{name} {said(d)}" for name, d in last.items()]
-    parts.append("kept " + " ".join(kept.values()))
+    told = ["".join(f" {t}" for t in kept.values())]
     away = [t for p, t in dropped.items() if p not in kept]
-    if away and not any("passages" in d.update for d in last.values()):
-        parts.append("dropped " + " ".join(away))
+    shown = any("passages" in d.update for d in last.values())
+    told.append("" if shown else "".join(f" {t}" for t in away))
     if privileged:
         gold = episode.question.supporting_ids
         missing = [titles.get(g, g) for g in gold if g not in kept]
-        parts.append(f"gold {len(gold)} missing " + " ".join(missing))
-        parts.append("answer " + episode.question.answers[0])
-    return " ; ".join(parts)
+        told += [f" {len(gold)}" + "".join(f" {t}" for t in missing), f" {episode.question.answers[0]}"]
+    actions = [(name, said(d)) for name, d in last.items()]
+    return [(decision.agent, str(decision.hop)), *actions, ("", "; " + " ;".join(told).strip())]
 
 
 class Critic:
@@ -74,7 +73,7 @@ class Critic:
             for i, decision in enumerate(episode.decisions):
                 if decision.request is None:
                     continue
-                state = "" if self.local else whole_state(episode, i, self.privileged, titles)
+                state = [] if self.local else whole_state(episode, i, self.privileged, titles)
                 suffix = self.llm.template.suffix(HEAD, "", state)
                 request = Request(decision.request.key, HEAD, HEAD, decision.request.context, suffix)
                 acts.append((request, EMPTY))
