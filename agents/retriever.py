@@ -29,7 +29,8 @@ def zscore(scores: Any) -> Any:
 class Retriever(Agent):
     """Dense re-ranker of the top-N candidates of the unmoved query. Action: ids of k passages in order.
 
-    Parallel queries of one call are merged by reciprocal rank before ranking. Passages already held are masked.
+    Parallel queries of one call are merged by reciprocal rank before ranking. Masked are passages
+    already held, and those it showed before that were let go: who asks the same again sees the next ones.
     """
 
     name = "retriever"
@@ -61,7 +62,7 @@ class Retriever(Agent):
         except (RetrievalError, OSError):
             decision.failed, decision.value = True, ()
             return self._write(state, context, [])
-        candidates = self.candidates(hits, context, {p.id for p in decision.held})
+        candidates = self.candidates(hits, context, {p.id for p in decision.held} | self.shown(context, decision))
         decision.received = tuple(context.index.passages(candidates.ids))
         legal = [i for i, ok in zip(candidates.ids, candidates.legal, strict=True) if ok]
         mode = decision.mode
@@ -84,6 +85,12 @@ class Retriever(Agent):
             await self.ask(state, context, decision, candidates)
         by_id = {p.id: p for p in decision.received}
         return self._write(state, context, [by_id[i] for i in decision.value])
+
+    @staticmethod
+    def shown(context: RagContext, decision: Decision) -> set[str]:
+        """Return the ids this agent showed in earlier steps of the episode."""
+        earlier = [d for d in context.recorder.episode.of(decision.agent) if d.step < decision.step]
+        return {p.id for d in earlier for p in d.update.get("passages", ())}
 
     def candidates(self, hits: list[Hits], context: RagContext, held: set[str]) -> Candidates:
         """Return the candidates of all queries with z-scored scores and vectors, best first."""

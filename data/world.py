@@ -31,16 +31,16 @@ class Mix(BaseModel):
     """Shares of the question kinds; they are normalised to sum to 1."""
 
     model_config = ConfigDict(extra="forbid")
-    one: float = Field(default=0.24, ge=0)  # the easy tail: one fact
-    bridge: float = Field(default=0.36, ge=0)  # two facts, the bridge entity absent from the question
-    three: float = Field(default=0.08, ge=0)  # three facts
-    alias: float = Field(default=0.10, ge=0)  # one fact, the entity named by its alias
+    one: float = Field(default=0.10, ge=0)  # the easy tail: one fact
+    bridge: float = Field(default=0.34, ge=0)  # two facts, the bridge entity absent from the question
+    three: float = Field(default=0.06, ge=0)  # three facts
+    alias: float = Field(default=0.30, ge=0)  # one fact, the entity named by its alias
     alias_bridge: float = Field(default=0.04, ge=0)  # two facts, the first entity named by its alias
-    which: float = Field(default=0.03, ge=0)  # comparison by look-up: needs two queries
-    same: float = Field(default=0.02, ge=0)  # yes or no
-    older: float = Field(default=0.02, ge=0)  # comparison of dates
+    which: float = Field(default=0.02, ge=0)  # comparison by look-up: needs two queries
+    same: float = Field(default=0.01, ge=0)  # yes or no
+    older: float = Field(default=0.01, ge=0)  # comparison of dates
     missing: float = Field(default=0.06, ge=0)  # unanswerable: the one fact is told nowhere
-    missing_bridge: float = Field(default=0.05, ge=0)  # unanswerable: the second fact is told nowhere
+    missing_bridge: float = Field(default=0.06, ge=0)  # unanswerable: the second fact is told nowhere
 
 
 class WorldSpec(BaseModel):

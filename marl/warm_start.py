@@ -121,9 +121,14 @@ def supervise(pipeline: Pipeline, by_agent: Mapping[str, Sequence[Act]], steps: 
             train_ranking_head(pipeline, name, kinds[True], steps, s)
 
 
-def mean_f1(pipeline: Pipeline, questions: Sequence[Question], modes: Mapping[str, str] | None = None) -> float:
+def mean_f1(
+    pipeline: Pipeline,
+    questions: Sequence[Question],
+    modes: Mapping[str, str] | None = None,
+    oracle_form: str = "sub_question",
+) -> float:
     """Return the greedy answer F1."""
-    episodes = pipeline.run(questions, modes=modes)
+    episodes = pipeline.run(questions, modes=modes, oracle_form=oracle_form)
     return sum(f1(e.answer, e.question.answers) for e in episodes) / len(episodes)
 
 

@@ -1,0 +1,77 @@
+"""The tables of `make gain` on run folders written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jointrag.lab.gain import AGENTS, job, report, run_all, warm_report
+
+N = 200
+
+
+def write(out: Path, **f1: float) -> None:
+    """A run whose variants answer the first `f1` of N questions right and the rest wrong."""
+    out.mkdir(parents=True)
+    rows = [{"variant": v, "f1": float(i < round(x * N))} for v, x in f1.items() for i in range(N)]
+    (out / "eval.rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+
+def gain(root: Path, after: float = 0.8, retriever: float = 0.7, bank: float = 0.2, doubled: float = 0.51) -> None:
+    for seed in (1, 2):
+        out = root / f"{seed}"
+        write(out, before=0.5, sft_more=0.52, after=after, ceiling=0.9)
+        bank_gain = {"mean": bank, "interval": [bank - 0.05, bank + 0.05]}
+        (out / "eval.json").write_text(json.dumps({"held_out_bank": {"after_minus_before": {"f1": bank_gain}}}))
+        (out / "warm_check.json").write_text(json.dumps({**dict.fromkeys(AGENTS, 0.6), "given gold": 0.9}))
+        for a in AGENTS:
+            write(root / f"{seed}-{a}", after=retriever if a == "retriever" else 0.55)
+        write(root / f"{seed}-doubled", before=doubled)
+
+
+def test_a_gain_over_every_bar_passes_with_its_figures(tmp_path: Path) -> None:
+    gain(tmp_path)
+    text, ok = report(tmp_path, [1, 2])
+    assert ok and "MISSED" not in text
+    assert "| 1 | 0.500 | 0.520 | 0.800 | 0.900 | 0.700 | +0.300 [" in text  # best single: the retriever
+    assert "| 0.75 |" in text  # (0.8 - 0.5) / (0.9 - 0.5)
+    assert "joint - only retriever, seeds and questions: +0.100" in text
+    warm, fair = warm_report(tmp_path, [1, 2])
+    assert fair and "| 1 | 0.500 | +0.010 | 0.900 | +0.100 |" in warm
+
+
+@pytest.mark.parametrize(
+    "missed", [{"after": 0.65}, {"retriever": 0.78}, {"bank": 0.04}, {"bank": 0.09}], ids=["gain", "single", "bank at 0", "bank"]
+)
+def test_one_missed_bar_fails_the_gain(tmp_path: Path, missed: dict[str, float]) -> None:
+    gain(tmp_path, **missed)
+    text, ok = report(tmp_path, [1, 2])
+    assert not ok and "MISSED" in text
+
+
+def test_a_warm_start_that_more_steps_would_move_is_not_fair(tmp_path: Path) -> None:
+    gain(tmp_path, doubled=0.53)
+    text, fair = warm_report(tmp_path, [1, 2])
+    assert not fair and text.count("MISSED") == 2  # once a seed
+
+
+def test_runs_differ_from_the_demo_only_in_what_they_compare(tmp_path: Path) -> None:
+    _, joint, out = job(7, tmp_path, "", ["marl.updates=3"])
+    assert joint[3:] == ["train", "demo", "seed=7", "data.world.seed=7", f"out={out}", "marl.updates=3"]
+    _, single, _ = job(7, tmp_path, "filter", [], "title")
+    frozen = [x for x in single if x.endswith("mode=frozen")]
+    assert frozen == [f"agents.{a}.mode=frozen" for a in ("rewriter", "retriever", "answerer")]
+    assert "warm_start.forms=title" in single
+    _, doubled, _ = job(7, tmp_path, "doubled", ["warm_start.steps=60"], "title")
+    assert doubled.index("warm_start.steps=60") < doubled.index("warm_start.steps=120")
+
+
+def test_finished_runs_are_not_run_again_and_a_failed_one_is_told(tmp_path: Path) -> None:
+    done, broken = tmp_path / "done", tmp_path / "broken"
+    done.mkdir()
+    (done / "eval.json").write_text("{}")
+    run_all([("done", ["/nowhere/no-such-program"], done)], 1)
+    with pytest.raises(SystemExit, match="broken failed with exit code 3:\noh no"):
+        run_all([("broken", ["sh", "-c", "echo oh no; exit 3"], broken)], 1)
