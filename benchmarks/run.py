@@ -81,12 +81,12 @@ def lengthened(acts: Sequence[tuple[Request, Completion]], size: int) -> list[tu
 
 
 def one_pass(learner: Learner, acts: Sequence[tuple[Request, Completion]], late: bool) -> None:
-    """Run two PPO epochs of forward and backward over decisions, filling the context cache first."""
+    """Run the PPO epochs of one update, forward and backward over decisions, filling the context cache first."""
     llm = learner.pipeline.llm
     llm.late = late
     llm.forget()
     chunks = llm.chunks(acts, size=64)
-    for _ in range(2):
+    for _ in range(learner.config.marl.epochs):
         for chunk in chunks:
             logp, entropy = llm.evaluate(chunk)
             (-logp.sum() - 0.01 * entropy.sum()).backward()  # type: ignore[no-untyped-call]

@@ -576,7 +576,8 @@ def _targets(spec: Any, where: str, nodes: Mapping[str, Node]) -> tuple[str, ...
 
 
 def _arcs(edges: Mapping[str, Edge]) -> list[tuple[str, str, bool]]:
-    return [(s, t, route.bounded or route.retry) for s, edge in edges.items() for route in edge.routes for t in route.targets]
+    routes = [(source, route) for source, edge in edges.items() for route in edge.routes]
+    return [(source, t, route.bounded or route.retry) for source, route in routes for t in route.targets]
 
 
 def _reach(start: Iterable[str], arcs: Iterable[tuple[str, str]]) -> set[str]:
@@ -809,7 +810,7 @@ async def _pass(state: Any) -> dict[str, Any]:
     return {}
 
 
-def _chooser(source: str, edge: Edge, ways: list[list[str]], max_hops: int) -> Callable[[Any], Any]:
+def _chooser(source: str, edge: Edge, ways: list[list[str]], max_hops: int) -> Callable[..., Any]:
     """Return the async function (a plain one would run in a thread) that picks the labels to follow, or sends items."""
     if edge.condition is not None:
         condition = edge.condition

@@ -126,7 +126,8 @@ def warm_report(root: Path, seeds: Sequence[int]) -> tuple[str, bool]:
         before = f1_of(out, "before").mean()
         doubled = f1_of(root / f"{seed}-doubled", "before").mean() - before
         found: Mapping[str, float] = json.loads((out / "warm_check.json").read_text())
-        cells = [(f"{doubled:+.3f}", abs(doubled) < DOUBLED), (f"{found['given gold']:.3f}", found["given gold"] >= READS)]
+        reads = found["given gold"]
+        cells = [(f"{doubled:+.3f}", abs(doubled) < DOUBLED), (f"{reads:.3f}", reads >= READS)]
         cells += [(f"{found[a] - before:+.3f}", found[a] - before >= ORACLE) for a in AGENTS]
         ok &= all(good for _, good in cells)
         lines.append(_row((str(seed), f"{before:.3f}", *(_mark(text, good) for text, good in cells))))

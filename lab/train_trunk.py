@@ -258,7 +258,7 @@ class Lessons:
         context = context[: -len(self.t.literal(MARKERS.question)) - len(self.t.text(""))]
         form = rng.choices(list(FORMS), list(FORMS.values()))[0]
         inbound = self.leading_to.get(name, [])
-        wanted = [r for r in relations_from(self.maker.kind_of.get(name, ""), to_entity=False)]
+        wanted = relations_from(self.maker.kind_of.get(name, ""), to_entity=False)
         rng.shuffle(wanted)
         out: list[Task] = []
         for relation in wanted:
@@ -278,9 +278,9 @@ class Lessons:
                 chain, start = [before.relation, *chain], before.subject
                 names.insert(0, start)
             at = len(chain) - 1
-            if fact is not None and fact.value in self.maker.kind_of and len(chain) < 3 and not pointing and rng.random() < 0.7:
-                after = [r for r in relations_from(self.maker.kind_of[fact.value], to_entity=False)]
-                chain.append(rng.choice(after))
+            leads_on = fact is not None and fact.value in self.maker.kind_of and len(chain) < 3
+            if fact is not None and leads_on and not pointing and rng.random() < 0.7:
+                chain.append(rng.choice(relations_from(self.maker.kind_of[fact.value], to_entity=False)))
             bank = rng.randrange(lx.BANKS)
             mention = start
             trail: list[str] = []
@@ -534,15 +534,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for step in range(a.steps):
         if step % 4 == 0:
             lessons.reset(step + 1)
-        passages = (
-            4
-            if a.init
-            else 2
-            if step < 0.1 * a.steps
-            else 3
-            if step < 0.2 * a.steps
-            else 4
-        )
+        passages = 4 if a.init else 2 if step < 0.1 * a.steps else 3 if step < 0.2 * a.steps else 4
         lessons.pointing = 0.6 * (1.0 - step / a.steps)
         lessons.unknown = 1.0 if a.init else min(1.0, max(0.0, step / a.steps - 0.15) / 0.35)  # reading comes first
         copies = a.copies * max(0.0, 1.0 - step / (0.5 * a.steps))

@@ -124,7 +124,10 @@ class Template:
         lay = self.layout
         passages = [
             (
-                *self.literal(lay.passage.format(i=i)), *self.text(p.title), *self.literal(lay.text), *self.text(p.text),
+                *self.literal(lay.passage.format(i=i)),
+                *self.text(p.title),
+                *self.literal(lay.text),
+                *self.text(p.text),
                 *self.literal(lay.close.format(i=i)),
             )
             for i, p in enumerate(obs.passages, 1)

@@ -31,10 +31,10 @@ def said(decision: Decision) -> str:
 
 
 def whole_state(episode: Episode, i: int, privileged: bool, titles: dict[str, str]) -> list[tuple[str, str]]:
-    """Return what decision `i`'s actor does not see, as (agent or "", text): who acts at which hop, others' last actions.
+    """Return what decision `i`'s actor does not see, as (agent or "", text).
 
-    Then, each after a semicolon: titles kept, titles dropped; with `privileged` gold titles missing, the answer.
-    Short on purpose: these tokens are most of what an update costs.
+    Who acts at which hop; others' last actions; then, each after a semicolon, titles kept, titles dropped, and with
+    `privileged` gold titles missing and the answer. Short on purpose: these tokens are most of what an update costs.
     """
     decision = episode.decisions[i]
     last: dict[str, Decision] = {}

@@ -153,7 +153,9 @@ def load(folder: str | Path) -> Pipeline:
 def load_job(folder: Path, overrides: Sequence[str] = ()) -> Job:
     """Load a trained run with its data; the warm heads too, where they were kept."""
     run_config(folder)
-    job = prepare(load_config(folder / "config.yaml", [f"out={folder}", *overrides]), folder / "index")
+    index = folder / "index"  # where there is none it is built and not kept: reading a run writes nothing
+    kept = index if (index / "manifest.json").exists() else None
+    job = prepare(load_config(folder / "config.yaml", [f"out={folder}", *overrides]), kept)
     if not (folder / "heads").exists():
         raise CheckpointError(f"{folder} has no heads yet; expected a finished training: go on with --resume")
     load_heads(job.pipeline, folder / "heads")

@@ -43,7 +43,9 @@ def test_a_gain_over_every_bar_passes_with_its_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "missed", [{"after": 0.65}, {"retriever": 0.78}, {"bank": 0.04}, {"bank": 0.09}], ids=["gain", "single", "bank at 0", "bank"]
+    "missed",
+    [{"after": 0.65}, {"retriever": 0.78}, {"bank": 0.04}, {"bank": 0.09}],
+    ids=["gain", "single", "bank at 0", "bank"],
 )
 def test_one_missed_bar_fails_the_gain(tmp_path: Path, missed: dict[str, float]) -> None:
     gain(tmp_path, **missed)
