@@ -46,7 +46,6 @@ QUICK = (  # `demo --quick`: the whole line in about 90 seconds on one core; its
     "data.world.train_questions=600",
     "data.world.dev_questions=60",
     "data.world.test_questions=120",
-    "warm_start.questions=300",
     "warm_start.steps=30",
     "warm_start.forms=title",
     "sft_more.steps=30",
