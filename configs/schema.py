@@ -220,6 +220,7 @@ class MarlConfig(Section):
     clip: float = Field(default=0.2, gt=0)
     grad_norm: float = Field(default=1.0, gt=0)
     final_rate: float = Field(default=0.2, gt=0, le=1)  # the learning rates fall linearly to this share
+    average: float = Field(default=0.8, ge=0, lt=1)  # decay of the running means that are measured and kept; 0 = off
     std_floor: float = Field(default=0.1, gt=0)  # advantages are divided by no less
 
 

@@ -193,7 +193,7 @@ class Trainer:
         """Warm start, joint updates, best checkpoint by dev F1; leave the pipeline with the best heads."""
         state = self._open()
         heads = self.pipeline.llm.heads
-        progress: dict[str, Any] = {"warm": {}, "dev_f1": {}, "best": 0, "best_heads": None}
+        progress: dict[str, Any] = {"warm": {}, "dev_f1": {}, "best": 0, "best_heads": None, "average": {}}
         started = time.perf_counter()
         if state is None:
             progress["warm"] = self._warm_start()
@@ -278,6 +278,7 @@ class Trainer:
         learner.score(episodes, (update - 1) * m.episodes_per_update)
         rate = 1.0 - (1.0 - m.final_rate) * (update - 1) / max(1, m.updates - 1)
         log = learner.update(episodes, seed % 2**31, rate, update)
+        self._average(learner, progress)
         update_s = time.perf_counter() - clock - rollout_s
         record: dict[str, Any] = {
             "update": update,
@@ -290,12 +291,17 @@ class Trainer:
             **log,
         }
         if update % self.config.eval.every == 0 or update == m.updates:
+            heads = self.pipeline.llm.heads
+            last = {h: heads.state(h) for h in progress["average"]}
+            for h, tensors in progress["average"].items():
+                heads.set_state(h, tensors)
             record["dev_f1"] = score = self._dev()
             progress["dev_f1"][update] = score
             if score > progress["dev_f1"][progress["best"]]:
                 progress["best"] = update
-                heads = self.pipeline.llm.heads
                 progress["best_heads"] = {h: heads.state(h) for h in self.own_heads}
+            for h, tensors in last.items():
+                heads.set_state(h, tensors)
         self._log("metrics.jsonl", record)
         self._save("joint", update, learner, progress)
         self._log(
@@ -303,6 +309,17 @@ class Trainer:
             {"update": update, "rollout_s": rollout_s, "update_s": update_s, "total_s": time.perf_counter() - clock},
         )
         self.on_update(record)
+
+    def _average(self, learner: Learner, progress: dict[str, Any]) -> None:
+        """Move the running means of the learning heads: updates on sampled episodes scatter around what they learn.
+
+        Polyak & Juditsky 1992. The warm heads are the first term; rollouts and updates go on from the last heads.
+        """
+        decay = self.config.marl.average
+        for h in [h for h in learner.optimizers if h in self.own_heads] if decay else []:
+            old, new = progress["average"].get(h), self.pipeline.llm.heads.state(h)
+            old = self.pipeline.llm.heads.state(f"{h}@warm") if old is None else old
+            progress["average"][h] = {k: decay * old[k] + (1.0 - decay) * new[k] for k in new}
 
     def _clock(self, what: str, since: float) -> None:
         self._log("timing.jsonl", {"what": what, "seconds": time.perf_counter() - since})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from jointrag.data.errors import ConfigError, DataError, TrainingError
 from jointrag.graph.episode import Episode
@@ -20,7 +21,7 @@ PER_AGENT = {
 }  # fmt: skip
 
 
-QUICK = ("warm_start.steps=0", "marl.episodes_per_update=4", "marl.epochs=1", "eval.questions=2")
+QUICK = ("warm_start.steps=0", "marl.episodes_per_update=4", "marl.epochs=1", "marl.average=0", "eval.questions=2")
 
 
 class Nan(TeamTerm):
@@ -84,13 +85,13 @@ def test_the_run_folder_holds_config_graph_checkpoint_and_heads(trained: Any) ->
     assert set(summary["dev_f1"]) == {"0", "1", "2"}
 
 
-def test_saved_heads_are_those_of_the_best_update(trained: Any, pipe: Callable[..., Any]) -> None:
+def test_saved_heads_are_those_the_pipeline_is_left_with(trained: Any, pipe: Callable[..., Any]) -> None:
     from jointrag.marl.trainer import load_heads
 
     other = pipe(max_hops=2)
     load_heads(other, trained.result.out / "heads")
-    best = trained.log.hashes[trained.result.best_update]
-    assert {h: other.llm.heads.hash(h) for h in AGENTS} == {h: best[h] for h in AGENTS}
+    left = trained.trainer.pipeline.llm.heads
+    assert {h: other.llm.heads.hash(h) for h in AGENTS} == {h: left.hash(h) for h in AGENTS}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,28 @@ def test_the_best_checkpoint_is_the_one_with_the_best_dev_f1(
     assert dict(result.dev_f1) == dict(enumerate(scores))
     heads = t.pipeline.llm.heads
     assert {h: heads.hash(h) for h in AGENTS} == {h: log.hashes[best][h] for h in AGENTS}
+
+
+def test_heads_are_measured_and_kept_as_running_means_and_trained_on_as_they_are(
+    trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    from jointrag.marl import checkpoint
+
+    t = trainer(tmp_path / "run", *QUICK, "marl.average=0.75", "marl.updates=1", "agents.filter.mode=frozen")
+    heads, measured = t.pipeline.llm.heads, []
+
+    def dev() -> float:
+        measured.append(heads.state("answerer"))
+        return float(len(measured))
+
+    t._dev = dev
+    t.train()
+    stored = checkpoint.load(tmp_path / "run" / "checkpoint")["heads"]
+    for key, warm in stored["answerer@warm"].items():
+        mean = 0.75 * warm + 0.25 * stored["answerer"][key]
+        torch.testing.assert_close(heads.state("answerer")[key], mean)
+        torch.testing.assert_close(measured[1][key], mean)
+    assert heads.hash("filter") == heads.hash("filter@warm")
 
 
 def test_a_frozen_filter_keeps_its_head_through_training(trainer: Callable[..., Any], log: Any, tmp_path: Path) -> None:
