@@ -448,7 +448,8 @@ def ask(args: argparse.Namespace, screen: Screen) -> Outcome:
         raise ConfigError(f'got the run {question} and no question; expected both: jointrag ask {question} "..."')
     if not question.strip():
         raise ConfigError("got an empty question; expected some text")
-    folder = Path(words[0]) if len(words) == 2 else _demo_run()
+    shipped = Path(str(resources.files("jointrag.llm"))) / "tiny" / "demo"
+    folder = Path(words[0]) if len(words) == 2 else shipped
     config = _run_config(folder)
     if config.data.world is not None:  # the passages do not depend on how many questions are made about them
         sets = [f"data.world.{name}_questions=1" for name in ("train", "dev", "test")]
@@ -474,18 +475,6 @@ def ask(args: argparse.Namespace, screen: Screen) -> Outcome:
     for d in state["episode"].decisions:
         lines.append(f"  hop {d.hop}  {d.node}: {_words(d)}")
     return document, "\n".join(lines)
-
-
-def _demo_run() -> Path:
-    """Return the folder with the shipped demo heads, else the demo trained here."""
-    shipped = Path(str(resources.files("jointrag.llm"))) / "tiny" / "demo"
-    for folder in (shipped, Path("runs/demo")):
-        if (folder / "config.yaml").is_file() and (folder / "heads").is_dir():
-            return folder
-    raise CheckpointError(
-        "got no RUN, and neither shipped demo heads nor a finished runs/demo; expected one of them: "
-        'run `jointrag demo` first, or name a run: jointrag ask RUN "question"'
-    )
 
 
 def _plain(value: Any) -> Any:
