@@ -315,10 +315,11 @@ class Trainer:
 
         Polyak & Juditsky 1992. The warm heads are the first term; rollouts and updates go on from the last heads.
         """
-        decay = self.config.marl.average
-        for h in [h for h in learner.optimizers if h in self.own_heads] if decay else []:
-            old, new = progress["average"].get(h), self.pipeline.llm.heads.state(h)
-            old = self.pipeline.llm.heads.state(f"{h}@warm") if old is None else old
+        decay, heads = self.config.marl.average, self.pipeline.llm.heads
+        if not decay:
+            return
+        for h in [h for h in self.own_heads if h in learner.optimizers]:
+            old, new = progress["average"].get(h) or heads.state(f"{h}@warm"), heads.state(h)
             progress["average"][h] = {k: decay * old[k] + (1.0 - decay) * new[k] for k in new}
 
     def _clock(self, what: str, since: float) -> None:
