@@ -27,7 +27,7 @@ Floats = np.ndarray[Any, Any]
 Job = tuple[str, list[str], Path]  # name, command, run folder
 
 AGENTS = ("rewriter", "retriever", "filter", "answerer")
-DOUBLED = 0.02  # doubling the warm start's steps may move F1 by less
+DOUBLED = 0.02  # doubling the warm start's steps may move F1 by less: a seed's own shift is noise of that size
 READS = 0.80  # F1 of the warm answerer given gold passages
 ORACLE = 0.03  # what each single oracle adds to the warm pipeline
 BARS = {
@@ -48,8 +48,7 @@ def job(seed: int, root: Path, kind: str, overrides: Sequence[str], form: str = 
     out = root / (f"{seed}-{kind}" if kind else f"{seed}")
     own = [f"seed={seed}", f"data.world.seed={seed}", f"out={out}", *overrides]
     if kind:
-        own += ["sft_more.steps=0", f"eval.variants=[{'before' if kind == 'doubled' else 'after'}]"]
-        own += [f"warm_start.forms={form}"]
+        own += ["sft_more.steps=0", "eval.variants=[after]", f"warm_start.forms={form}"]
     if kind == "doubled":
         own += [f"warm_start.steps={2 * load_config('demo', overrides).warm_start.steps}", "marl.updates=0"]
     elif kind:
@@ -83,19 +82,27 @@ def run_all(jobs: Sequence[Job], workers: int) -> None:
             print(f"finished {name}", file=sys.stderr, flush=True)
 
 
-def check_warm(out: Path) -> None:
-    """Write `warm_check.json` of a joint run: F1 of its warm pipeline with each single oracle, and given gold."""
+def check_warm(root: Path, seed: int) -> None:
+    """Write `warm_check.json` of a joint run: F1 of its warm pipeline on every held-out question of the world.
+
+    Beside it: with the warm start's steps doubled, with each single oracle, and given gold passages.
+    """
+    out = root / f"{seed}"
     if (out / "warm_check.json").exists():
         return
-    from jointrag.marl.run import load_job, test_questions, warm_form
+    from jointrag.marl.run import load_job, warm_form
+    from jointrag.marl.trainer import load_heads
     from jointrag.marl.warm_start import mean_f1
 
     work, form = load_job(out), warm_form(out)
-    questions = test_questions(work)
+    questions = work.data.test
     warm = dict.fromkeys(AGENTS, "warm")
     gold = {a: "oracle" for a in AGENTS if a != "answerer"}
     found = {a: mean_f1(work.pipeline, questions, warm | {a: "oracle"}, form) for a in AGENTS}
     found["given gold"] = mean_f1(work.pipeline, [q for q in questions if q.answerable], warm | gold, form)
+    found["warm"] = mean_f1(work.pipeline, questions, warm)
+    load_heads(work.pipeline, root / f"{seed}-doubled" / "warm", "@warm")
+    found["doubled"] = mean_f1(work.pipeline, questions, warm)
     (out / "warm_check.json").write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -118,20 +125,20 @@ def _mark(text: str, good: bool) -> str:
 
 
 def warm_report(root: Path, seeds: Sequence[int]) -> tuple[str, bool]:
-    """Return the warm starts' table and whether every bar is met."""
+    """Return the warm starts' table and whether every bar is met: by each seed, doubled steps by the seeds' mean."""
     lines = _head(("seed", "warm", "steps doubled", "given gold", *(f"+ oracle {a}" for a in AGENTS)))
-    ok = True
+    ok, moved = True, []
     for seed in seeds:
-        out = root / f"{seed}"
-        before = f1_of(out, "before").mean()
-        doubled = f1_of(root / f"{seed}-doubled", "before").mean() - before
-        found: Mapping[str, float] = json.loads((out / "warm_check.json").read_text())
-        reads = found["given gold"]
-        cells = [(f"{doubled:+.3f}", abs(doubled) < DOUBLED), (f"{reads:.3f}", reads >= READS)]
-        cells += [(f"{found[a] - before:+.3f}", found[a] - before >= ORACLE) for a in AGENTS]
+        found: Mapping[str, float] = json.loads((root / f"{seed}" / "warm_check.json").read_text())
+        warm, reads = found["warm"], found["given gold"]
+        moved.append(found["doubled"] - warm)
+        cells = [(f"{moved[-1]:+.3f}", True), (f"{reads:.3f}", reads >= READS)]
+        cells += [(f"{found[a] - warm:+.3f}", found[a] - warm >= ORACLE) for a in AGENTS]
         ok &= all(good for _, good in cells)
-        lines.append(_row((str(seed), f"{before:.3f}", *(_mark(text, good) for text, good in cells))))
-    return "\n".join(lines), ok
+        lines.append(_row((str(seed), f"{warm:.3f}", *(_mark(text, good) for text, good in cells))))
+    mean = float(np.mean(moved))
+    good = abs(mean) < DOUBLED
+    return "\n".join([*lines, "", _mark(f"doubling the warm start's steps: mean {mean:+.3f}", good)]), ok and good
 
 
 def report(root: Path, seeds: Sequence[int]) -> tuple[str, bool]:
@@ -192,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     form = {seed: str(json.loads((a.out / f"{seed}" / "warm.json").read_text())["form"]) for seed in seeds}
     run_all([job(s, a.out, kind, a.overrides, form[s]) for s in seeds for kind in ("doubled", *AGENTS)], a.workers)
     for seed in seeds:
-        check_warm(a.out / f"{seed}")
+        check_warm(a.out, seed)
     (warm, fair), (joint, gained) = warm_report(a.out, seeds), report(a.out, seeds)
     text = f"{warm}\n\n{joint}"
     print(text)

@@ -350,13 +350,19 @@ class LanguageModel:
     # differentiating
 
     def chunks(self, acts: Sequence[tuple[Request, Completion]], head: str | None = "", size: int = 0) -> list[Chunk]:
-        """Pack decisions into chunks of one head and kind, sorted by length; `head` replaces the requests' own."""
+        """Pack decisions into chunks of one head and kind, sorted by the tokens a pass runs, then by cached context.
+
+        `head` replaces the requests' own.
+        """
         requests = [r for r, _ in acts]
         size = size or self.max_batch
         order = sorted(
             range(len(acts)),
-            key=lambda i: (requests[i].head or "", requests[i].candidates is not None, len(requests[i].context), i),
-        )
+            key=lambda i: (
+                requests[i].head or "", requests[i].candidates is not None, len(self._run_tokens(*acts[i])),
+                len(requests[i].context), i,
+            ),
+        )  # fmt: skip
         out, start = [], 0
         while start < len(order):
             a, end = requests[order[start]], start
@@ -371,15 +377,17 @@ class LanguageModel:
             start = end
         return out
 
+    def _run_tokens(self, request: Request, completion: Completion) -> tuple[int, ...]:
+        """Return what a pass runs through the head: suffix and action but its last token, the context unless cached."""
+        written = () if request.candidates is not None else completion.tokens[:-1]
+        return (() if self.late else request.context) + request.suffix + tuple(written)
+
     def _chunk(self, acts: Sequence[tuple[Request, Completion]], rows: list[int], head: str | None) -> Chunk:
         group = [acts[i] for i in rows]
         is_ranking = group[0][0].candidates is not None
         steps = max(len(c.tokens) for _, c in group)
         lengths = torch.tensor([len(r.context) for r, _ in group], device=self.device)
-        sequences = []
-        for r, c in group:
-            written = () if is_ranking else c.tokens[:-1]
-            sequences.append((() if self.late else r.context) + r.suffix + tuple(written))
+        sequences = [self._run_tokens(r, c) for r, c in group]
         size = max(map(len, sequences))
         tokens = torch.zeros((len(rows), size), dtype=torch.long)
         real = torch.zeros((len(rows), size), dtype=torch.bool)
