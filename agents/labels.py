@@ -31,19 +31,17 @@ def plan(question: Question, form: str, passage_of: Callable[[str], Passage]) ->
     Otherwise the question is asked. Without gold queries the gold passages are taken in the order in which their titles
     become known.
     """
-    rounds: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-    if question.gold_queries:
-        gold, at = question.supporting_ids, 0
-        for queries in question.gold_queries:
-            rounds.append((queries, gold[at : at + len(queries)]))
-            at += len(queries)
-    else:
-        rounds = [((), (g,)) for g in _in_reading_order(question, passage_of)]
-    out = []
-    seen = question.question.casefold()
-    for subs, ids in rounds:
+    out: list[Hop] = []
+    left, seen = list(question.supporting_ids), question.question.casefold()
+
+    def known(p: Passage) -> bool:
+        return bool(p.title) and p.title.casefold() in seen
+
+    for subs in question.gold_queries or [()] * len(left):
+        ids = left[: len(subs)] if subs else [next((g for g in left if known(passage_of(g))), left[0])]
+        left = [g for g in left if g not in ids]
         passages = [passage_of(i) for i in ids]
-        titles = tuple(dict.fromkeys(p.title for p in passages if p.title.casefold() in seen))
+        titles = tuple(dict.fromkeys(p.title for p in passages if known(p)))
         if form == "sub_question" and subs:
             queries = subs
         elif form in ("question", "sub_question") or not titles:
@@ -52,20 +50,9 @@ def plan(question: Question, form: str, passage_of: Callable[[str], Passage]) ->
             queries = tuple(f"{question.question} {t}" for t in titles)
         else:
             queries = titles
-        out.append(Hop(queries, ids))
+        out.append(Hop(queries, tuple(ids)))
         seen = "\n".join([seen, *(f"{p.title} {p.text}".casefold() for p in passages)])
     return out
-
-
-def _in_reading_order(question: Question, passage_of: Callable[[str], Passage]) -> list[str]:
-    """Return the gold ids, each as soon as its title stands in the question or in a passage before it."""
-    left, order, seen = list(question.supporting_ids), [], question.question.casefold()
-    while left:
-        known = next((g for g in left if passage_of(g).title.casefold() in seen), left[0])
-        left.remove(known)
-        order.append(known)
-        seen += f"\n{passage_of(known).title} {passage_of(known).text}".casefold()
-    return order
 
 
 def next_queries(rounds: Sequence[Hop], held: Collection[str], asked: Collection[str]) -> tuple[str, ...]:

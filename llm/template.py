@@ -85,7 +85,8 @@ class Template:
         if tokenizer.eos_token_id is None:
             raise ConfigError("llm.model: the tokenizer has no end-of-sequence token; expected one: set `eos_token`")
         if not getattr(tokenizer, "chat_template", None):
-            return cls(tokenizer, PLAIN)
+            first = tokenizer("a")["input_ids"][0]  # models whose tokenizer begins every text so were trained with it
+            return cls(tokenizer, PLAIN, tokenizer.bos_token if first == tokenizer.bos_token_id else "")
         marks = ("\ue000", "\ue001")
         chat = tokenizer.apply_chat_template(
             [{"role": "user", "content": "".join(marks)}], tokenize=False, add_generation_prompt=True,

@@ -84,7 +84,7 @@ def load_data(config: Config) -> Splits:
 def open_index(config: Config, passages: Sequence[Passage], folder: Path | None, say: Say = lambda _: None) -> Index:
     """Load the index from `folder` if it is this corpus's, else build it (and save it there)."""
     settings = {"type": "bm25", **config.index}
-    if folder is not None and (folder / "manifest.json").exists():
+    if folder is not None and saved_index(folder):
         try:
             return CachedIndex(load_index(folder, passages, settings))
         except ValueError:
@@ -95,6 +95,11 @@ def open_index(config: Config, passages: Sequence[Passage], folder: Path | None,
         index.save(folder)
     say(f"index: {len(passages)} passages, {settings['type']}, {time.perf_counter() - clock:.1f} s")
     return CachedIndex(index)
+
+
+def saved_index(folder: Path) -> Path | None:
+    """Return `folder` where an index lies in it: reading a run loads one or builds one, and writes nothing."""
+    return folder if (folder / "manifest.json").exists() else None
 
 
 def make_pipeline(config: Config, declared: Declared, index: Index) -> Pipeline:
@@ -150,16 +155,21 @@ def load(folder: str | Path) -> Pipeline:
     return load_job(folder).pipeline
 
 
-def load_job(folder: Path, overrides: Sequence[str] = ()) -> Job:
+def load_job(folder: Path) -> Job:
     """Load a trained run with its data; the warm heads too, where they were kept."""
-    run_config(folder)
-    index = folder / "index"  # where there is none it is built and not kept: reading a run writes nothing
-    kept = index if (index / "manifest.json").exists() else None
-    job = prepare(load_config(folder / "config.yaml", [f"out={folder}", *overrides]), kept)
-    if not (folder / "heads").exists():
-        raise CheckpointError(f"{folder} has no heads yet; expected a finished training: go on with --resume")
+    return open_run(folder, run_config(folder))
+
+
+def open_run(folder: Path, config: Config, own_index: bool = True, say: Say = lambda _: None) -> Job:
+    """Load a trained run under `config`; `own_index`: corpus and index settings are the run's, so its index serves."""
+    if not (folder / "heads").is_dir():
+        raise CheckpointError(
+            f"{folder}: got a run without heads, expected a finished training; "
+            f"go on with `jointrag train {folder} --resume`"
+        )
+    job = prepare(config, saved_index(folder / "index") if own_index else None, say)
     load_heads(job.pipeline, folder / "heads")
-    if (folder / "warm").exists():
+    if (folder / "warm").is_dir():
         load_heads(job.pipeline, folder / "warm", "@warm")
     return job
 

@@ -26,7 +26,6 @@ from jointrag.data.errors import CheckpointError, ConfigError, DataError, Jointr
 
 if TYPE_CHECKING:
     from jointrag.configs.schema import Config
-    from jointrag.marl.run import Job
 
 Document = dict[str, Any]
 Outcome = tuple[Document, str]  # what --json prints, what people read
@@ -215,24 +214,6 @@ def _quiet() -> None:
         hf.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _open_run(folder: Path, config: Config, own_index: bool, screen: Screen) -> Job:
-    """Load a trained run under `config`; its saved index serves only where corpus and index settings are its own."""
-    from jointrag.marl.run import prepare
-    from jointrag.marl.trainer import load_heads
-
-    if not (folder / "heads").is_dir():
-        raise CheckpointError(
-            f"{folder}: got a run without heads, expected a finished training; "
-            f"go on with `jointrag train {folder} --resume`"
-        )
-    index = folder / "index"
-    job = prepare(config, index if own_index and (index / "manifest.json").exists() else None, screen.say)
-    load_heads(job.pipeline, folder / "heads")
-    if (folder / "warm").is_dir():
-        load_heads(job.pipeline, folder / "warm", "@warm")
-    return job
-
-
 def _train(config: Config, resume: bool, screen: Screen, again: str) -> Outcome:
     from jointrag.eval.evaluation import table
     from jointrag.marl.run import train_config
@@ -383,7 +364,7 @@ def evaluate(args: argparse.Namespace, screen: Screen) -> Outcome:
         write_json_atomic,
         write_rows,
     )
-    from jointrag.marl.run import compares, fixed_modes, test_questions, wanted, warm_form
+    from jointrag.marl.run import compares, fixed_modes, open_run, test_questions, wanted, warm_form
     from jointrag.marl.trainer import load_heads
 
     folder = Path(args.run)
@@ -397,7 +378,8 @@ def evaluate(args: argparse.Namespace, screen: Screen) -> Outcome:
     own, config = _run_config(folder), _run_config(folder, args.rest)
     changed = {key: here for key, (_, here) in differences(own, config).items()}
     _threads(config)
-    job = _open_run(folder, config, not any(k.split(".")[0] in ("data", "index") for k in changed), screen)
+    own_index = not any(k.split(".")[0] in ("data", "index") for k in changed)
+    job = open_run(folder, config, own_index, screen.say)
     questions, fixed, pipeline = test_questions(job), fixed_modes(config), job.pipeline
     modes = variant_modes(pipeline.agents, fixed)
     bank = job.data.held_out_bank[: config.eval.test_questions]
@@ -456,10 +438,10 @@ def ask(args: argparse.Namespace, screen: Screen) -> Outcome:
     else:
         sets = [f"data.{name}=null" for name in ("train", "dev", "test")]
     config = _run_config(folder, sets)
-    job = _open_run(folder, config, True, screen)
     from jointrag.eval.evaluation import variant_modes
-    from jointrag.marl.run import fixed_modes
+    from jointrag.marl.run import fixed_modes, open_run
 
+    job = open_run(folder, config, say=screen.say)
     state = job.pipeline.invoke(question, modes=variant_modes(job.pipeline.agents, fixed_modes(config))["after"])
     steps = [
         {"node": d.node, "hop": d.hop, "action": _plain(d.value), "update": _plain(d.update)}
@@ -532,14 +514,13 @@ def index_build(args: argparse.Namespace, screen: Screen) -> Outcome:
 def index_eval(args: argparse.Namespace, screen: Screen) -> Outcome:
     """Recall of the raw question over train and dev."""
     from jointrag.configs.load import load_config
-    from jointrag.marl.run import load_data, open_index
+    from jointrag.marl.run import load_data, open_index, saved_index
     from jointrag.retrieval.evaluate import recall_at
 
     config = load_config(args.config, args.rest)
     data = load_data(config)
     questions = [*data.train, *data.dev]
-    saved = Path(config.out) / "index"
-    index = open_index(config, data.passages, saved if (saved / "manifest.json").exists() else None, screen.say)
+    index = open_index(config, data.passages, saved_index(Path(config.out) / "index"), screen.say)
     found = recall_at(index, questions, KS)
     gold = sum(bool(q.supporting_ids) for q in questions)
     document = {"type": index.spec.type, "passages": len(index), "questions": gold}

@@ -124,6 +124,12 @@ def test_without_gold_queries_gold_passages_are_sought_as_their_titles_become_kn
     assert [(h.queries, h.gold) for h in hops] == [(("Bay",), ("b",)), (("Ann",), ("a",))]
 
 
+def test_a_passage_without_a_title_gives_no_title_label() -> None:
+    bare = {"a": Passage("a", "", "Ann is a baker .")}
+    (hop,) = plan(Question("q", "Who bakes ?", ("Ann",), ("a",)), "title", bare.__getitem__)
+    assert hop.queries == ("Who bakes ?",)
+
+
 def test_of_parallel_gold_queries_only_those_still_missing_are_asked() -> None:
     both = Question("q", "Who ?", ("x",), ("a", "b"), (("first", "second"),))
     ctx = context(gold=both, index=Titles())

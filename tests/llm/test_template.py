@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from jointrag.data.errors import ConfigError
 from jointrag.data.types import Passage
@@ -130,6 +131,16 @@ def test_tokenizers_without_markers_get_words() -> None:
         "Passages:\n[1] Title 0. word \n[2] Title 1. word \nQuestion: Who ?\nSearched: Ann"
         "\nTask of the answerer: Answer.\nOutput:"
     )
+
+
+def test_a_text_begins_with_the_first_token_its_tokenizer_would_give_it() -> None:
+    bare = toy_tokenizer(False)
+    assert Template.of(bare).before == ""
+    begun = toy_tokenizer(False)
+    begun.add_special_tokens({"bos_token": "<s>"})
+    s = begun.convert_tokens_to_ids("<s>")
+    begun._tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", s)])
+    assert Template.of(begun).context(Observation("Who ?", ()), 100)[0][0] == s
 
 
 def test_chat_parts_put_together_are_the_chat_templates_own_tokens() -> None:
