@@ -47,6 +47,24 @@ def test_two_updates_change_all_four_heads_and_the_critic_but_not_the_trunk(trai
     assert heads.trunk_hash == toy_model().heads.trunk_hash
 
 
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_a_checkpoint_as_from_a_hub_trains_two_updates(
+    arch: str, trainer: Callable[..., Any], log: Any, small: Any, four: Any, tmp_path: Path
+) -> None:
+    from jointrag.graph.pipeline import Pipeline
+    from jointrag.llm.toy import save_toy
+
+    model = save_toy(tmp_path / "model", arch, chat_template=True)
+    pipeline = Pipeline(*four(), llm=str(model), index=small.index, max_hops=2, max_context=1000)
+    trunk = pipeline.llm.heads.trunk_hash
+    result = trainer(tmp_path / "run", "warm_start.steps=2", log=log, pipeline=pipeline).train()
+    warm, _, after = log.hashes
+    assert len(result.metrics) == 2 and not any(m["errors"] for m in result.metrics)
+    assert all(warm[head] != after[head] for head in (*AGENTS, "critic"))
+    assert pipeline.llm.heads.trunk_hash == trunk
+    pipeline.llm.heads.check_trunk()
+
+
 def test_the_warm_heads_are_kept_and_frozen(trained: Any) -> None:
     heads = trained.trainer.pipeline.llm.heads
     for head in AGENTS:
