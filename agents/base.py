@@ -52,6 +52,7 @@ class Agent:
     action: Any = FreeText()
     reads: ClassVar[tuple[str, ...]] = ("question",)
     writes: ClassVar[tuple[str, ...]] = ()
+    fills: ClassVar[tuple[str, ...]] = ()  # keys it sets where nobody else does
     trainable: bool = True
 
     # what a subclass says
@@ -114,9 +115,25 @@ class Agent:
             value=None,
             held=tuple(state.get("evidence") or ()),
         )
-        decision.update = await self.act(state, context, decision)
+        decision.update = self._declared(await self.act(state, context, decision))
         context.recorder.add(decision)
         return dict(decision.update)
+
+    def _declared(self, update: Any) -> dict[str, Any]:
+        """Refuse an update of other keys than `writes` names: what a graph is checked by would not hold."""
+        if not isinstance(update, Mapping):
+            raise ConfigError(
+                f"agent {self.name!r}: its update is {update!r}, expected a dict of state keys; return {{}} to write "
+                f"nothing"
+            )
+        for key in update:
+            if key not in (*self.writes, *self.fills):
+                known = ", ".join(self.writes) or "none"
+                raise ConfigError(
+                    f"agent {self.name!r}: its update has the key {key!r}, expected keys it declares ({known}); add it "
+                    f"to `writes`, or correct the name"
+                )
+        return dict(update)
 
     async def act(self, state: State, context: RagContext, decision: Decision) -> dict[str, Any]:
         """Decide in the mode of this pass, fill `decision`, return the update."""

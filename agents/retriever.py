@@ -36,6 +36,7 @@ class Retriever(Agent):
     name = "retriever"
     reads: ClassVar[tuple[str, ...]] = ("question",)
     writes: ClassVar[tuple[str, ...]] = ("passages", "hop")
+    fills: ClassVar[tuple[str, ...]] = ("queries", "evidence")
 
     def __init__(self, k: int = 5, tau: float = 0.15, trainable: bool = True, prompt: str | None = None) -> None:
         self.action = Ranking(k, tau)
@@ -59,8 +60,8 @@ class Retriever(Agent):
         decision.searches = len(queries)
         try:
             hits = await context.llm.search(tuple(queries), context.index.candidates)
-        except (RetrievalError, OSError):
-            decision.failed, decision.value = True, ()
+        except (RetrievalError, OSError) as e:
+            decision.failed, decision.value = f"{type(e).__name__}: {e}", ()
             return self._write(state, context, [])
         candidates = self.candidates(hits, context, {p.id for p in decision.held} | self.shown(context, decision))
         decision.received = tuple(context.index.passages(candidates.ids))

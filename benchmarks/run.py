@@ -125,11 +125,11 @@ def iteration(job: Job, learner: Learner) -> dict[str, Any]:
     job.pipeline.llm.forget()
     episodes = part("rollout", lambda: job.pipeline.run(questions, sample=True))
     part("rewards", lambda: learner.score(episodes, 0))
-    chunks, where, values = part("critic values", lambda: learner.values(episodes))
+    acts, where, values = part("critic values", lambda: learner.values(episodes))
     credits = part("credit", lambda: learner.credit(episodes, where, values))
     samples = part("collect", lambda: learner.samples(episodes))
     part("reference log-probs", lambda: learner.references(samples))
-    part("critic update", lambda: learner._fit(chunks, where, values, credits, episodes, 1, 0, 1.0))
+    part("critic update", lambda: learner._fit(acts, where, values, credits, episodes, 1, 0, 1.0))
     part("policy update", lambda: learner._policy(samples, 0, 1.0))
     wall = time.perf_counter() - start
     return {"wall_s": wall, "parts_s": parts, "accounted": sum(parts.values()) / wall}

@@ -93,6 +93,7 @@ def load_config(
     raw, origin, label = _gather(source)
     for override in overrides:
         _set(raw, origin, override)
+    _drop_absent(raw, origin, label)
     config = _parse(Config, raw, origin, label)
     if need_data and not config.data.given:
         raise ConfigError(
@@ -288,6 +289,23 @@ def _new_graph(raw: dict[str, Any], graph: dict[str, Any], origin: dict[Key, str
         raw["graph"]["edges"] = {}
         if isinstance(graph.get("nodes"), dict):
             raw["graph"]["nodes"] = {}
+
+
+def _drop_absent(raw: dict[str, Any], origin: Mapping[Key, str], label: str) -> None:
+    """Drop what parents and defaults say of agents that this graph does not have; what it says itself is checked."""
+    graph, rewards = raw.get("graph"), raw.get("rewards")
+    nodes = graph.get("nodes") if isinstance(graph, dict) else None
+    if not isinstance(nodes, dict):
+        return
+    process = rewards.get("process") if isinstance(rewards, dict) else None
+    for path, entries in ((("rewards", "process"), process), (("agents",), raw.get("agents"))):
+        if not isinstance(entries, dict):
+            continue
+        for name in list(entries):
+            here = (*path, name)
+            said = {origin[key] for key in origin if key[: len(here)] == here}
+            if name not in nodes and not any(by == label or by.startswith("override ") for by in said):
+                del entries[name]
 
 
 def _merge(into: dict[str, Any], new: Mapping[str, Any], path: Key, label: str, origin: dict[Key, str]) -> None:

@@ -15,6 +15,7 @@ from jointrag.data.errors import nearest
 from jointrag.data.world import WorldSpec
 
 MODE_NAMES = ("learn", "frozen", "trunk", "warm", "default", "oracle")
+VARIANTS = ("vanilla", "trunk", "before", "sft_more", "after", "ceiling", "oracle")  # and without_<agent>
 FORM_NAMES = ("auto", "question", "title", "question_title")
 
 DEFAULT_NODES: dict[str, dict[str, Any]] = {
@@ -214,7 +215,7 @@ class MarlConfig(Section):
     updates: int = Field(default=30, ge=0)
     episodes_per_update: int = Field(default=128, ge=1)
     epochs: int = Field(default=2, ge=1)
-    minibatch: int = Field(default=64, ge=1)  # decisions of one agent, sorted by length, that share one cached context
+    minibatch: int = Field(default=64, ge=1)  # decisions of one head in one optimiser step, drawn at random
     gamma: float = Field(default=1.0, ge=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     clip: float = Field(default=0.2, gt=0)
@@ -231,7 +232,7 @@ class EvalConfig(Section):
     questions: int = Field(default=200, ge=1)  # of dev, for choosing
     test_questions: int = Field(default=600, ge=1)  # held out, for reporting
     bootstrap: int = Field(default=10_000, ge=1)  # resamples
-    variants: list[str] = []  # blocks of eval.json to measure; [] = all
+    variants: list[str] = []  # blocks of eval.json to measure: VARIANTS, without_<agent>; [] = all
 
 
 class Config(Section):

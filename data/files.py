@@ -234,7 +234,7 @@ def _object(path: Path, number: int, raw: bytes) -> dict[str, Any]:
         ) from error
     try:
         fields = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # broken, or a number of thousands of digits
         raise DataError(
             f"{where}: got broken JSON ({error}) in {_shown(line.strip())}, expected one JSON object a line; "
             f"repair the line."

@@ -75,7 +75,7 @@ def _row(variant: str, episode: Episode) -> Row:
         "malformed": {a: sum(d.malformed for d in episode.of(a)) for a in agents},
         "calls": {a: sum(d.completion is not None for d in episode.of(a)) for a in agents},
         "dropped": sum(d.dropped for d in episode.decisions),
-        "error": episode.error,
+        "error": episode.error or next((d.failed for d in episode.decisions if d.failed), ""),
     }
 
 
@@ -211,7 +211,8 @@ def _block(rows: Sequence[Row], figures: _Figures) -> dict[str, Any]:
     kinds = sorted({r["kind"] for r in rows if r["kind"]})
     return {
         **{c: figures.mean(r[c] for r in rows) for c in (*ANSWER, *SUPPORT, *RETRIEVED, *COST)},
-        "failed": figures.mean(float(bool(r["error"])) for r in rows),  # share of questions on which a node failed
+        # share of questions on which a node or a tool failed
+        "failed": figures.mean(float(bool(r["error"])) for r in rows),
         # share of an agent's calls, mean over the questions that called it
         "malformed": {
             a: figures.mean(r["malformed"][a] / r["calls"][a] if r["calls"].get(a) else None for r in rows)

@@ -58,7 +58,7 @@ def _step(decision: Decision, gold: set[str]) -> dict[str, Any]:
     step: dict[str, Any] = {"node": decision.node, "hop": decision.hop}
     chosen = update.get("passages", update.get("evidence"))
     if decision.failed:
-        step["action"] = "the tool failed"
+        step["action"] = f"the tool failed: {decision.failed}"
     elif chosen is not None:
         step["action"] = "; ".join(p.title for p in chosen) or "none"
         step["passages"] = [[p.title, p.id in gold] for p in chosen]

@@ -44,7 +44,7 @@ from langgraph.types import Send
 from jointrag.agents.base import Agent
 from jointrag.agents.registry import build_agent, check_arguments, load_plugins, resolve
 from jointrag.configs.load import load_config, load_graph
-from jointrag.configs.schema import DEFAULT_PROCESS, Config, GraphConfig
+from jointrag.configs.schema import VARIANTS, Config, GraphConfig
 from jointrag.data.errors import ConfigError, GraphError, nearest
 from jointrag.graph.conditions import Condition, compile_condition
 from jointrag.graph.context import RagContext
@@ -182,9 +182,16 @@ def check_agents(config: Config, names: Sequence[str]) -> None:
     for name in config.agents:
         if name not in names:
             raise _unknown_agent(f"agents.{name}", name, names)
-    for name, terms in config.rewards.process.items():
-        if name not in names and terms != DEFAULT_PROCESS.get(name):
+    for name in config.rewards.process:
+        if name not in names:
             raise _unknown_agent(f"rewards.process.{name}", name, names)
+    blocks = [*VARIANTS, *(f"without_{n}" for n in names)]
+    for name in config.eval.variants:
+        if name not in blocks:
+            raise ConfigError(
+                f"eval.variants: got {name!r}, expected some of {', '.join(blocks)}; correct the name."
+                f"{nearest(name, blocks)}"
+            )
     if isinstance(config.llm.heads, dict):
         mapped = [name for agents in config.llm.heads.values() for name in agents]
         for name in mapped:
@@ -675,8 +682,10 @@ def _check_writers(nodes: Mapping[str, Node], edges: Mapping[str, Edge], merges:
 
     for source, edge in edges.items():
         for route in edge.routes:
-            for a, b in combinations([t for t in route.targets if t != END], 2):
-                for key in sorted(single(nodes[a]) & single(nodes[b])):
+            chains = _chains([t for t in route.targets if t != END], edges)
+            beside = [pair for one, two in combinations(chains, 2) for pair in zip(one, two, strict=False)]
+            for a, b in beside:
+                for key in sorted(single(nodes[a]) & single(nodes[b])) if a != b else ():
                     raise GraphError(
                         f"graph.edges.{source}: got {a!r} and {b!r} in one superstep, which both write {key!r}, "
                         f"expected one writer of a single value; put one after the other"
@@ -853,28 +862,32 @@ def _same(case: Any, value: Any) -> bool:
 
 def _barriers(edges: Mapping[str, Edge]) -> list[tuple[tuple[str, ...], str]]:
     """Return (last nodes, join) of parallel chains of plain edges with different lengths that meet again."""
-    arcs = _arcs(edges)
     out = []
-    for edge in edges.values():
-        targets = edge.routes[0].targets
-        if edge.form != "to" or len(targets) < 2:
-            continue
-        chains = []
-        for target in targets:
-            chain = [target]
-            while (
-                sum(b == chain[-1] for _, b, _ in arcs) == 1
-                and edges[chain[-1]].form == "to"
-                and len(edges[chain[-1]].targets) == 1
-                and edges[chain[-1]].targets[0] not in (END, *chain)
-            ):
-                chain.append(edges[chain[-1]].targets[0])
-            chains.append(chain)
+    for route in (route for edge in edges.values() for route in edge.routes if len(route.targets) > 1):
+        chains = _chains(route.targets, edges)
         join = next((name for name in chains[0] if all(name in chain for chain in chains)), None)
-        if join is None or len({chain.index(join) for chain in chains}) == 1 or join in targets:
+        if join is None or len({chain.index(join) for chain in chains}) == 1 or join in route.targets:
             continue
         out.append((tuple(chain[chain.index(join) - 1] for chain in chains), join))
     return out
+
+
+def _chains(targets: Sequence[str], edges: Mapping[str, Edge]) -> list[list[str]]:
+    """Return the nodes that follow each parallel target one after the other, up to and with where others come in."""
+    arcs = _arcs(edges)
+    chains = []
+    for target in targets:
+        chain = [target]
+        while (
+            chain[-1] != END
+            and sum(b == chain[-1] for _, b, _ in arcs) == 1
+            and edges[chain[-1]].form == "to"
+            and len(edges[chain[-1]].targets) == 1
+            and edges[chain[-1]].targets[0] not in (END, *chain)
+        ):
+            chain.append(edges[chain[-1]].targets[0])
+        chains.append(chain)
+    return chains
 
 
 __all__ = ["Declared", "check_agents", "declare", "declare_config", "recursion_limit"]

@@ -33,7 +33,7 @@ class Decision:
     update: Mapping[str, Any] = field(default_factory=dict)
     malformed: bool = False  # the default action was taken instead
     forced: bool = False  # one legal action: out of loss and statistics
-    failed: bool = False  # a tool failed: masked from the gradient
+    failed: str = ""  # why a tool failed: the decision is masked from the gradient
     dropped: int = 0  # passages that did not fit the context
     searches: int = 0  # queries it sent to the index
 

@@ -11,7 +11,7 @@ from langgraph.errors import GraphRecursionError
 
 from jointrag.agents.base import Agent
 from jointrag.agents.retriever import Retriever
-from jointrag.data.errors import ConfigError, JointragError, nearest
+from jointrag.data.errors import ConfigError, JointragError, RetrievalError, nearest
 from jointrag.data.types import UNKNOWN, Question
 from jointrag.graph.context import MODES, RagContext, Recorder
 from jointrag.graph.episode import Episode
@@ -26,14 +26,12 @@ CRITIC = "critic"
 def head_map(agents: Sequence[Agent], heads: str | Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return agent -> head for a sharing map: "separate", "shared", or {head: [agents]}."""
     names = [a.name for a in agents if a.trainable]
-    if heads == "separate":
-        return {n: n for n in names}
     if heads == "shared":
-        return dict.fromkeys(names, "shared")
-    if isinstance(heads, str):
+        heads = {"shared": names} if names else {}
+    if isinstance(heads, str) and heads != "separate":
         raise ConfigError(f"llm.heads: got {heads!r}; expected separate, shared, or a map from head to agents")
     out: dict[str, str] = {}
-    for head, members in heads.items():
+    for head, members in heads.items() if not isinstance(heads, str) else ():
         for agent in members:
             if agent not in names:
                 raise ConfigError(
@@ -44,6 +42,12 @@ def head_map(agents: Sequence[Agent], heads: str | Mapping[str, Sequence[str]]) 
             out[agent] = head
     for n in names:
         out.setdefault(n, n)
+    for head in out.values():  # it names a folder of the run, and copies of it are called head@warm
+        if head in (CRITIC, ".", "..") or set(head) & set("/\\@") or not head.strip():
+            raise ConfigError(
+                f"got {head!r} as the name of an agent or a head; expected one without / \\ @, not {CRITIC!r} (the "
+                f"critic has that name), '.' or '..': rename it in graph.nodes, in llm.heads, or on the agent"
+            )
     return out
 
 
@@ -108,9 +112,18 @@ class Pipeline:
         self.instructions = {a.name: str(getattr(a, "instruction", "")) for a in agents}
         self.fingerprint = llm.template.fingerprint(self.instructions)
         self.temperature = dict(temperature or {})
+        self.modes: dict[str, str] = {}  # how agents act where a call does not say: those a run holds in a mode
         self.evidence_written = (
             any("evidence" in a.writes for a in agents) if evidence_written is None else evidence_written
         )
+
+    def acting_by(self, head: str) -> list[str]:
+        """Return the agents that act by a head."""
+        return [a for a, h in self.head_of.items() if h == head]
+
+    def fingerprint_of(self, head: str) -> str:
+        """Return the fingerprint that travels with a head: of the template and the prompts of its own agents."""
+        return self.llm.template.fingerprint({a: self.instructions[a] for a in self.acting_by(head)})
 
     def agent(self, name: str) -> Agent:
         """Return an agent by name."""
@@ -121,8 +134,9 @@ class Pipeline:
         raise ConfigError(f"unknown agent {name!r}; expected one of {names}.{nearest(name, names)}")
 
     def check_modes(self, modes: Mapping[str, str] | None) -> dict[str, str]:
-        """Return `modes` after refusing unknown agents and modes."""
-        for name, mode in (modes or {}).items():
+        """Return `modes` over the pipeline's own, after refusing unknown agents and modes."""
+        modes = {**self.modes, **(modes or {})}
+        for name, mode in modes.items():
             self.agent(name)
             if mode not in MODES:
                 raise ConfigError(f"agents.{name}.mode: got {mode!r}; expected one of {MODES}.{nearest(mode, MODES)}")
@@ -130,7 +144,7 @@ class Pipeline:
             if head and name in self.head_of and head not in self.llm.heads.names:
                 how = "train it or load a trained run" if mode == "warm" else "write {swap: path/to/head} in the config"
                 raise ConfigError(f"agents.{name}.mode: got {mode!r} without a head {head!r}; expected one: {how}")
-        return dict(modes or {})
+        return modes
 
     def _context(self, scheduler: Scheduler, question: Question, seed: int, **options: Any) -> RagContext:
         return RagContext(
@@ -163,6 +177,8 @@ class Pipeline:
         except GraphRecursionError:
             episode.error = f"no end within {self._config()['recursion_limit']} supersteps"
         except Exception as e:  # the boundary: a node of the user's failed, the episode records it
+            if e is scheduler.failure:
+                raise
             episode.error = f"{type(e).__name__}: {e}"
         return episode
 
@@ -201,6 +217,12 @@ class Pipeline:
         if episodes and all(e.error for e in episodes):
             raise ConfigError(
                 f"every episode failed, the first with {episodes[0].error}; expected a graph that runs: fix that node"
+            )
+        searches = [d for e in episodes for d in e.decisions if d.searches]
+        if searches and all(d.failed for d in searches):
+            raise RetrievalError(
+                f"every search failed, the first with {searches[0].failed}; expected an index that answers: "
+                f"look at it, then go on with --resume"
             )
         return episodes
 

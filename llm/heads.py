@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,8 @@ class Heads:
         own = self.named(name)
         if own.keys() != state.keys() or any(own[k].shape != state[k].shape for k in own):
             raise HeadError(
-                f"the stored head does not fit head {name!r}: other layers or another rank; use this trunk's own"
+                f"the stored head does not fit head {name!r}: other layers, another rank (llm.lora.r), or a "
+                f"projection for vectors of another size (index.dim) or for no retriever; use one trained with these"
             )
         with torch.no_grad():
             for k, v in own.items():
@@ -131,8 +132,12 @@ class Heads:
         base = [(n.replace(".base_layer", ""), p) for n, p in self.trunk.named_parameters() if "lora_" not in n]
         assert tensors_hash(base) == self.trunk_hash, "the frozen trunk has changed"
 
-    def save(self, name: str, folder: Path, fingerprint: str, roles: Iterable[str], invocation: Iterable[int]) -> None:
-        """Write a head so that plain `PeftModel.from_pretrained(trunk, folder)` loads it (safetensors only)."""
+    def save(self, name: str, folder: Path, fingerprint: str, markers: Mapping[str, Sequence[int]]) -> None:
+        """Write a head so that plain `PeftModel.from_pretrained(trunk, folder)` loads it (safetensors only).
+
+        `markers`: the role marker's tokens of each agent that acts by the head. PEFT switches a late head on at one of
+        them, the first one's: to use a shared head for another role, set `alora_invocation_tokens` to that role's.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         weights = {}
         modules = {id(m): n for n, m in self.peft.named_modules()}
@@ -145,14 +150,14 @@ class Heads:
         config |= {"base_model_name_or_path": self.trunk_path, "inference_mode": True, "peft_type": "LORA"}
         config["target_modules"] = sorted({modules[id(layer)].rsplit(".", 1)[-1] for layer in self.layers})
         if self.activation == "late":
-            config["alora_invocation_tokens"] = list(invocation)
+            config["alora_invocation_tokens"] = list(next(iter(markers.values())))
         write_json(folder / "adapter_config.json", config)
         if self.extra[name]:
             save_file({k: v.detach().cpu().contiguous() for k, v in self.extra[name].items()}, folder / EXTRA)
         meta = {
             "template": fingerprint,
             "trunk": self.trunk_hash,
-            "roles": sorted(roles),
+            "roles": {role: list(tokens) for role, tokens in markers.items()},
             "activation": self.activation,
         }
         write_json(folder / META, meta)

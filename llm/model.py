@@ -352,6 +352,7 @@ class LanguageModel:
     def chunks(self, acts: Sequence[tuple[Request, Completion]], head: str | None = "", size: int = 0) -> list[Chunk]:
         """Pack decisions into chunks of one head and kind, sorted by the tokens a pass runs, then by cached context.
 
+        A chunk ends at `size` rows, or where its shortest row would be padded to more than twice its length (and 4).
         `head` replaces the requests' own.
         """
         requests = [r for r, _ in acts]
@@ -366,9 +367,11 @@ class LanguageModel:
         out, start = [], 0
         while start < len(order):
             a, end = requests[order[start]], start
+            longest = 2 * len(self._run_tokens(*acts[order[start]])) + 4
             while (
                 end < len(order)
                 and end - start < size
+                and len(self._run_tokens(*acts[order[end]])) <= longest
                 and requests[order[end]].head == a.head
                 and (requests[order[end]].candidates is None) == (a.candidates is None)
             ):

@@ -33,6 +33,7 @@ class Scheduler:
         self._activity = 0
         self._drain: asyncio.Task[None] | None = None
         self.batches = 0
+        self.failure: Exception | None = None  # of the language model: not the doing of any node
 
     def head(self, agent: str, mode: str) -> str | None:
         """Return the head that acts for `agent` in `mode`; None = the bare trunk."""
@@ -135,7 +136,7 @@ class Scheduler:
             asked.sort(key=lambda x: (x[0].head or "", x[0].key))
             self.batches += 1
             self._settle([f for *_, f in searched], partial(self._search, searched))
-            self._settle([f for _, f in asked], partial(self.model.generate, [r for r, _ in asked]))
+            self.failure = self._settle([f for _, f in asked], partial(self.model.generate, [r for r, _ in asked]))
 
     def _search(self, searched: list[tuple[tuple[str, ...], int, asyncio.Future[list[Hits]]]]) -> list[list[Hits]]:
         """Search all queries of one size in one call."""
@@ -146,20 +147,21 @@ class Scheduler:
         return [[found[q, n] for q in qs] for qs, n, _ in searched]
 
     @staticmethod
-    def _settle(futures: list[asyncio.Future[Any]], work: Callable[[], list[Any]]) -> None:
-        """Give each future its result, or all of them the failure."""
+    def _settle(futures: list[asyncio.Future[Any]], work: Callable[[], list[Any]]) -> Exception | None:
+        """Give each future its result, or all of them the failure, which is returned."""
         if not futures:
-            return
+            return None
         try:
             results = work()
         except Exception as e:  # the boundary: every waiting episode learns of it
             for f in futures:
                 if not f.done():
                     f.set_exception(e)
-            return
+            return e
         for f, r in zip(futures, results, strict=True):
             if not f.done():
                 f.set_result(r)
+        return None
 
 
 class InlineExecutor(concurrent.futures.ThreadPoolExecutor):

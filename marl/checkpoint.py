@@ -45,6 +45,7 @@ def load(folder: Path) -> dict[str, Any] | None:
             raise ValueError("no checkpoint of a run")
     except Exception as e:
         raise CheckpointError(
-            f"{path} cannot be read ({type(e).__name__}); expected a whole checkpoint: start anew"
+            f"{path} cannot be read ({type(e).__name__}); expected a whole checkpoint: start anew with out=... set to "
+            f"another folder, or remove {folder} (heads that were saved still answer: jointrag ask {folder.parent})"
         ) from e
     return state

@@ -1,14 +1,14 @@
 """Learner: the joint update. Scores rollouts with critic and reference, gives credit, and moves every learning head.
 
-Minibatches are whole chunks: decisions of one head, sorted by length, whose contexts' keys and values are already
-there from the rollout. Everything random is derived from (seed, update), so a resumed run repeats itself.
+Minibatches are random decisions of one head, packed by length; their contexts' keys and values are already there from
+the rollout. Everything random is derived from (seed, update), so a resumed run repeats itself.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ from jointrag.marl.critic import Critic
 from jointrag.marl.warm_start import optimizer_groups
 from jointrag.rewards.build import RewardFunction
 
+Act = tuple[Request, Completion]
+LOGGED = ("n", "kl", "entropy", "clipped", "gradient")  # sums over decisions and epochs
+
 
 @dataclass
 class Sample:
@@ -34,7 +37,7 @@ class Sample:
     episode: int
     index: int
     decision: Decision
-    act: tuple[Request, Completion]
+    act: Act
     advantage: float = 0.0
     reference: tuple[float, ...] = ()  # log-probs under the warm head, parallel to tokens
 
@@ -62,7 +65,7 @@ class Learner:
         for h, o in self.optimizers.items():
             self.base_lr[h] = [g["lr"] for g in o.param_groups]
         self.kl = {
-            n: losses.KLController(k.beta, k.target, k.floor if k.beta else 0.0)  # beta 0 = off
+            n: losses.KLController(k.beta, k.target, min(k.floor, k.beta))  # beta 0 = off
             for n, k in ((n, self.settings[n].kl) for n in self.learning)
         }
         self.spread = {n: losses.RunningStat() for n in self.learning}
@@ -70,11 +73,26 @@ class Learner:
     # reading rollouts
 
     @torch.no_grad()
-    def values(self, episodes: Sequence[Episode]) -> tuple[list[Chunk], list[tuple[int, int]], np.ndarray[Any, Any]]:
-        """Return the critic's chunks, (episode, decision) of its rows, and (V, b) [rows, 2]."""
+    def values(self, episodes: Sequence[Episode]) -> tuple[list[Act], list[tuple[int, int]], np.ndarray[Any, Any]]:
+        """Return what the critic reads, (episode, decision) of its rows, and (V, b) [rows, 2]."""
         acts, where = self.critic.requests(episodes)
-        chunks = self.pipeline.llm.chunks(acts, size=self.config.marl.minibatch)
-        return chunks, where, self.critic.values(chunks, len(acts)).numpy().astype(float)
+        values = self.critic.values(self.pipeline.llm.chunks(acts), len(acts))
+        return acts, where, values.numpy().astype(float)
+
+    def minibatches(self, acts: Sequence[Act], seed: int) -> list[list[Chunk]]:
+        """Return minibatches: random decisions of one head, `marl.minibatch` at most, in chunks of like length.
+
+        Minibatches of like length would each hold one kind of decision (all stops, say), and push it up or down alone.
+        """
+        rows: dict[str, list[int]] = {}
+        for row, (request, _) in enumerate(acts):
+            rows.setdefault(request.head or "", []).append(row)
+        rng, out = np.random.default_rng((seed, 2)), []
+        for mine in rows.values():
+            for part in np.array_split(rng.permutation(mine), math.ceil(len(mine) / self.config.marl.minibatch)):
+                chunks = self.pipeline.llm.chunks([acts[row] for row in part], size=len(part))
+                out.append([replace(c, rows=[int(part[r]) for r in c.rows]) for c in chunks])
+        return out
 
     def score(self, episodes: Sequence[Episode], episodes_done: int) -> None:
         """Fill in rewards; a reward that is no finite number stops the run with the term named."""
@@ -107,7 +125,7 @@ class Learner:
         heads = {h: f"{h}@warm" for h in self.optimizers if h != CRITIC}
         for head, warm in heads.items():
             mine = [s for s in samples if s.act[0].head == head]
-            for chunk in self.pipeline.llm.chunks([s.act for s in mine], head=warm, size=self.config.marl.minibatch):
+            for chunk in self.pipeline.llm.chunks([s.act for s in mine], head=warm):
                 logp, _ = self.pipeline.llm.evaluate(chunk)
                 for b, row in enumerate(chunk.rows):
                     mine[row].reference = tuple(logp[b, : len(mine[row].act[1].tokens)].tolist())
@@ -142,9 +160,9 @@ class Learner:
 
     def fit_critic(self, episodes: Sequence[Episode], epochs: int, seed: int, rate: float = 1.0) -> dict[str, float]:
         """Fit the critic on episodes already scored: its warm-up before the first update."""
-        chunks, where, values = self.values(episodes)
+        acts, where, values = self.values(episodes)
         credits = self.credit(episodes, where, values)
-        return self._fit(chunks, where, values, credits, episodes, epochs, seed, rate)
+        return self._fit(acts, where, values, credits, episodes, epochs, seed, rate)
 
     def _targets(
         self, where: Sequence[tuple[int, int]], credits: Sequence[Credit], episodes: Sequence[Episode]
@@ -154,7 +172,7 @@ class Learner:
 
     def _fit(
         self,
-        chunks: Sequence[Chunk],
+        acts: Sequence[Act],
         where: Sequence[tuple[int, int]],
         values: np.ndarray[Any, Any],
         credits: Sequence[Credit],
@@ -169,24 +187,25 @@ class Learner:
         self.critic.team.add(targets[:, 0])
         self.critic.own.add(targets[:, 1])
         goal = self.critic.normalised(torch.tensor(targets, dtype=torch.float32))
-        total, count = 0.0, 0
+        total, count, clip = 0.0, 0, self.config.marl.critic.clip
+        batches = self.minibatches(acts, seed)
         for epoch in range(epochs):
-            for c in np.random.default_rng((seed, epoch, 1)).permutation(len(chunks)):
-                chunk = chunks[c]
-                out = self.critic.forward(chunk)
-                device = out.device
-                per_row = losses.value_loss(
-                    out, old[chunk.rows].to(device), goal[chunk.rows].to(device), self.config.marl.critic.clip
-                )
-                loss = per_row.mean()
+            for b in np.random.default_rng((seed, epoch, 1)).permutation(len(batches)):
+                per_row = []
+                for chunk in batches[b]:
+                    out = self.critic.forward(chunk)
+                    was, wanted = old[chunk.rows].to(out.device), goal[chunk.rows].to(out.device)
+                    per_row.append(losses.value_loss(out, was, wanted, clip))
+                loss = torch.cat(per_row).mean()
                 self._step(CRITIC, loss, rate)
-                total, count = total + loss.item() * len(chunk.rows), count + len(chunk.rows)
+                size = sum(len(chunk.rows) for chunk in batches[b])
+                total, count = total + loss.item() * size, count + size
         return {"loss": total / max(1, count), "explained_variance": explained}
 
     def update(self, episodes: Sequence[Episode], seed: int, rate: float, number: int = 0) -> dict[str, Any]:
         """Do one joint update from scored episodes; return what happened, per agent."""
         m = self.config.marl
-        chunks, where, values = self.values(episodes)
+        acts, where, values = self.values(episodes)
         credits = self.credit(episodes, where, values)
         samples = self.samples(episodes)
         self.references(samples)
@@ -198,7 +217,7 @@ class Learner:
             for s, a in zip(mine, normal, strict=True):
                 s.advantage = float(a)
             log["agents"][name] = self._describe(name, mine, raw, credits, episodes)
-        log["critic"] = self._fit(chunks, where, values, credits, episodes, m.critic.epochs, seed, rate)
+        log["critic"] = self._fit(acts, where, values, credits, episodes, m.critic.epochs, seed, rate)
         by_agent = self._explained(where, values, credits, episodes)
         rests = {n for n in self.learning if number % self.settings[n].interval}
         policy = self._policy([s for s in samples if s.decision.agent not in rests], seed, rate)
@@ -251,48 +270,43 @@ class Learner:
 
     def _policy(self, samples: Sequence[Sample], seed: int, rate: float) -> dict[str, dict[str, float]]:
         m = self.config.marl
-        chunks = self.pipeline.llm.chunks([s.act for s in samples], size=m.minibatch)
+        batches = self.minibatches([s.act for s in samples], seed)
         sums: dict[str, dict[str, float]] = {}
         for epoch in range(m.epochs):
-            for c in np.random.default_rng((seed, epoch, 0)).permutation(len(chunks)):
-                chunk = chunks[c]
-                mine = [samples[r] for r in chunk.rows]
-                logp, entropy = self.pipeline.llm.evaluate(chunk)
-                device, width = logp.device, logp.shape[1]
-
-                def padded(rows: list[tuple[float, ...]], width: int = width, device: Any = device) -> torch.Tensor:
-                    return torch.tensor([[*r, *([0.0] * (width - len(r)))] for r in rows], device=device)
-
-                def per(values: list[float], device: Any = device) -> torch.Tensor:
-                    return torch.tensor(values, device=device)
-
-                settings = [self.settings[s.decision.agent] for s in mine]
-                loss = losses.policy_loss(
-                    logp,
-                    padded([s.act[1].logprobs for s in mine]),
-                    padded([s.reference for s in mine]),
-                    entropy,
-                    chunk.used_BT,
-                    per([s.advantage for s in mine]),
-                    per([a.clip if a.clip is not None else m.clip for a in settings]),
-                    per([self.kl[s.decision.agent].beta for s in mine]),
-                    per([a.entropy for a in settings]),
-                )
-                norm = self._step(str(chunk.head), loss.total.mean(), rate)
-                kl, ent, clipped = loss.kl.tolist(), loss.entropy.tolist(), loss.clipped.tolist()
-                for b, s in enumerate(mine):
-                    into = sums.setdefault(
-                        s.decision.agent, dict.fromkeys(("n", "kl", "entropy", "clipped", "gradient"), 0.0)
-                    )
-                    for key, x in (
-                        ("n", 1.0),
-                        ("kl", kl[b]),
-                        ("entropy", ent[b]),
-                        ("clipped", clipped[b]),
-                        ("gradient", norm),
-                    ):
-                        into[key] += x
+            for n in np.random.default_rng((seed, epoch, 0)).permutation(len(batches)):
+                parts = [(chunk, self._loss(chunk, [samples[r] for r in chunk.rows])) for chunk in batches[n]]
+                norm = self._step(str(batches[n][0].head), torch.cat([loss.total for _, loss in parts]).mean(), rate)
+                for chunk, loss in parts:
+                    told = zip(loss.kl.tolist(), loss.entropy.tolist(), loss.clipped.tolist(), strict=True)
+                    for row, figures in zip(chunk.rows, told, strict=True):
+                        into = sums.setdefault(samples[row].decision.agent, dict.fromkeys(LOGGED, 0.0))
+                        for key, x in zip(LOGGED, (1.0, *figures, norm), strict=True):
+                            into[key] += x
         return {name: {k: v / s["n"] for k, v in s.items() if k != "n"} for name, s in sums.items()}
+
+    def _loss(self, chunk: Chunk, mine: Sequence[Sample]) -> losses.PolicyLoss:
+        """Return the loss of the decisions of a chunk."""
+        logp, entropy = self.pipeline.llm.evaluate(chunk)
+        device, width = logp.device, logp.shape[1]
+
+        def padded(rows: list[tuple[float, ...]]) -> torch.Tensor:
+            return torch.tensor([[*r, *([0.0] * (width - len(r)))] for r in rows], device=device)
+
+        def per(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, device=device)
+
+        settings = [self.settings[s.decision.agent] for s in mine]
+        return losses.policy_loss(
+            logp,
+            padded([s.act[1].logprobs for s in mine]),
+            padded([s.reference for s in mine]),
+            entropy,
+            chunk.used_BT,
+            per([s.advantage for s in mine]),
+            per([a.clip if a.clip is not None else self.config.marl.clip for a in settings]),
+            per([self.kl[s.decision.agent].beta for s in mine]),
+            per([a.entropy for a in settings]),
+        )
 
     # state
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jointrag.agents.labels import WARM_FORMS
 from jointrag.configs.load import load_config
 from jointrag.configs.schema import Config, Swap
-from jointrag.data.errors import CheckpointError, ConfigError, DataError, JointragError, StorageError
+from jointrag.data.errors import CheckpointError, ConfigError, DataError, HeadError, JointragError, StorageError
 from jointrag.data.files import read_corpus, read_questions
 from jointrag.data.types import Passage, Question
 from jointrag.data.world import build as build_world
@@ -34,7 +35,7 @@ from jointrag.eval.evaluation import (
 from jointrag.eval.report import write_episodes, write_report
 from jointrag.graph.declare import Declared, declare_config
 from jointrag.graph.pipeline import Pipeline
-from jointrag.marl.trainer import Result, Trainer, load_heads, save_heads, warm_settings
+from jointrag.marl.trainer import LIVE, Result, Trainer, load_heads, save_heads, split_dev, warm_settings
 from jointrag.marl.warm_start import continue_supervision
 from jointrag.retrieval.base import Index
 from jointrag.retrieval.build import build_index, load_index
@@ -127,12 +128,25 @@ def prepare(config: Config, index_folder: Path | None = None, say: Say = lambda 
     declared = declare_config(config)
     data = load_data(config)
     pipeline = make_pipeline(config, declared, open_index(config, data.passages, index_folder, say))
+    load_swaps(config, pipeline)
+    return Job(config, declared, pipeline, data)
+
+
+def load_swaps(config: Config, pipeline: Pipeline) -> None:
+    """Read the heads that stand in for agents' own."""
     for name, agent in config.agents.items():
         if isinstance(agent.mode, Swap):
-            head = pipeline.head_of[name]
+            head = pipeline.head_of.get(name)
+            if head is None:
+                raise ConfigError(
+                    f"agents.{name}.mode: got a head to swap in for {name!r}, which is a tool without one; expected an "
+                    f"agent that can learn: remove `trainable: false`, or the mode"
+                )
             pipeline.llm.heads.copy(head, f"{name}@swap")
-            pipeline.llm.heads.load(f"{name}@swap", Path(agent.mode.swap), pipeline.fingerprint)
-    return Job(config, declared, pipeline, data)
+            try:
+                pipeline.llm.heads.load(f"{name}@swap", Path(agent.mode.swap), pipeline.fingerprint_of(head))
+            except HeadError as e:
+                raise HeadError(f"agents.{name}.mode.swap: {e}") from e
 
 
 def fixed_modes(config: Config) -> dict[str, str]:
@@ -146,12 +160,27 @@ def run_config(folder: Path) -> Config:
         raise CheckpointError(
             f"{folder} is no run folder: config.yaml is missing; expected one written by `jointrag train`"
         )
-    return load_config(folder / "config.yaml", [f"out={folder}"])
+    return load_config(folder / "config.yaml").model_copy(update={"out": str(folder)})
 
 
-def load(folder: str | Path) -> Pipeline:
-    """Load a trained run, ready to answer."""
+def load(folder: str | Path, pipeline: Pipeline | None = None) -> Pipeline:
+    """Load a trained run, ready to answer.
+
+    A run trained from Python holds no graph: `pipeline` is one built as it was for training (in the program that
+    trained it, it is known). Returned with the run's heads.
+    """
     folder = Path(folder)
+    given = pipeline is not None or load_config(folder, need_data=False).data.given
+    if not given:
+        pipeline = LIVE.get(str(folder.resolve()))
+    if pipeline is not None:
+        load_heads(pipeline, folder / "heads")
+        return pipeline
+    if not given:
+        raise CheckpointError(
+            f"{folder}: trained from Python, so it holds heads and no graph or data; expected the pipeline: build it "
+            f"as for training and write load({str(folder)!r}, pipeline=...)"
+        )
     return load_job(folder).pipeline
 
 
@@ -168,6 +197,7 @@ def open_run(folder: Path, config: Config, own_index: bool = True, say: Say = la
             f"go on with `jointrag train {folder} --resume`"
         )
     job = prepare(config, saved_index(folder / "index") if own_index else None, say)
+    job.pipeline.modes = {n: m for n, m in fixed_modes(config).items() if m != "frozen"}
     load_heads(job.pipeline, folder / "heads")
     if (folder / "warm").is_dir():
         load_heads(job.pipeline, folder / "warm", "@warm")
@@ -177,9 +207,14 @@ def open_run(folder: Path, config: Config, own_index: bool = True, say: Say = la
 def warm_form(folder: Path) -> str:
     """Return the label form the warm start used."""
     try:
-        return str(json.loads((folder / "warm.json").read_text())["form"])
-    except (OSError, ValueError, KeyError) as e:
-        raise CheckpointError(f"{folder}/warm.json cannot be read ({e}); expected a run with a warm start") from e
+        form = json.loads((folder / "warm.json").read_text())["form"]
+        if form not in WARM_FORMS:
+            raise ValueError(f"got the label form {form!r}, expected one of {', '.join(WARM_FORMS)}")
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise CheckpointError(
+            f"{folder}/warm.json cannot be read ({e}); expected what the warm start wrote: put the file back"
+        ) from e
+    return str(form)
 
 
 BASELINES = ("vanilla", "trunk", "before", "oracle")
@@ -197,15 +232,18 @@ def baselines(folder: Path) -> None:
     load_heads(job.pipeline, folder / "warm", "@warm")
     fixed = fixed_modes(config)
     modes = variant_modes(job.pipeline.agents, fixed)
-    bank = job.data.held_out_bank[: config.eval.test_questions]
+    bank = bank_questions(job)
     rows = run_variants(job.pipeline, questions, warm_form(folder), fixed, only=wanted(config, BASELINES))
     if bank:
         rows["bank_before"] = run_variant(job.pipeline, "bank_before", bank, modes["before"])
-    if config.sft_more.steps and job.data.train and config.warm_start.steps:
-        steps, settings = config.sft_more.steps, warm_settings(config)
-        continue_supervision(job.pipeline, job.data.train, warm_form(folder), steps, settings)
-        save_heads(job.pipeline, folder / "sft_more")
-    rows["sft_more"] = run_variant(job.pipeline, "sft_more", questions, modes["after"])
+    if wanted(config, ["sft_more"]):
+        if config.sft_more.steps and job.data.train and config.warm_start.steps:
+            steps, settings = config.sft_more.steps, warm_settings(config)
+            train, _ = split_dev(job.data.train, job.data.dev)
+            learning = [a.name for a in job.pipeline.agents if config.agent(a.name).mode_name == "learn"]
+            continue_supervision(job.pipeline, train, warm_form(folder), steps, settings, learning)
+            save_heads(job.pipeline, folder / "sft_more")
+        rows["sft_more"] = run_variant(job.pipeline, "sft_more", questions, modes["after"])
     write_rows(target, rows)
 
 
@@ -225,6 +263,12 @@ def test_questions(job: Job) -> list[Question]:
     if not questions:
         raise DataError("data.test: got no held-out questions; expected some to report on: add data.test")
     return questions
+
+
+def bank_questions(job: Job) -> list[Question]:
+    """Return the held-out questions in unseen wordings, [] where `before` and `after` are not both asked for."""
+    both = len(wanted(job.config, ["before", "after"])) == 2
+    return job.data.held_out_bank[: job.config.eval.test_questions] if both else []
 
 
 def read_rows(path: Path) -> dict[str, list[Row]]:
@@ -326,7 +370,7 @@ def finish(
         progress=lambda name, done: on_eval(name, done, len(questions)),
     )  # fmt: skip
     if compares(config):
-        bank = job.data.held_out_bank[: config.eval.test_questions]
+        bank = bank_questions(job)
         if bank:
             rows["bank_after"] = run_variant(job.pipeline, "bank_after", bank, modes["after"])
         rows |= side.finish()

@@ -38,7 +38,8 @@ class HeadTrainer(SFTTrainer):
 
 def train_text_head(pipeline: Pipeline, head: str, acts: Sequence[Act], steps: int, s: WarmSettings) -> None:
     """Supervise a head on text and selection labels with SFTTrainer."""
-    params = list(pipeline.llm.heads.named(head).values())
+    named = pipeline.llm.heads.named(head)
+    params = [p for name, p in named.items() if not name.startswith("extra.")]  # text uses none of the matrices
     data = Dataset.from_dict({"row": list(range(len(acts))), "input_ids": [list(r.suffix) for r, _ in acts]})
     optimizer = torch.optim.AdamW(params, lr=s.lr, weight_decay=0.0)
     warmup = max(1, steps // 20)

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from datasets import Dataset
+from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from jointrag.configs.load import dump_config
@@ -32,6 +34,7 @@ from jointrag.marl.warm_start import WarmSettings, mean_f1, warm_start
 from jointrag.rewards.build import build_rewards
 
 Say = Callable[[str], None]
+LIVE: WeakValueDictionary[str, Pipeline] = WeakValueDictionary()  # run folder -> what was trained into it here
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,16 @@ class Result:
     dev_f1: Mapping[int, float]
     best_update: int
     metrics: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+
+
+def split_dev(train: list[Question], dev: list[Question] | None) -> tuple[list[Question], list[Question]]:
+    """Return (train, dev): without dev questions the last tenth, at most 200, chooses and is not trained on."""
+    if dev:
+        return train, dev
+    if len(train) < 2:
+        raise DataError("train: got one question and no dev set; expected at least two questions, or dev=...")
+    cut = max(1, min(200, len(train) // 10))
+    return train[:-cut], train[-cut:]
 
 
 def load_questions(source: str | Path | Sequence[Question], ids: set[str], what: str) -> list[Question]:
@@ -87,22 +100,21 @@ class Trainer:
                 f"Trainer: unknown setting {unknown[0]!r}; expected one of {sorted(type(config.marl).model_fields)}"
             )
         if marl:
-            config = config.model_copy(
-                update={"marl": type(config.marl).model_validate(config.marl.model_dump() | marl)}
-            )
+            try:
+                settings = type(config.marl).model_validate(config.marl.model_dump() | marl)
+            except ValidationError as e:
+                first = e.errors()[0]
+                key, told = ".".join(map(str, first["loc"])), first["msg"]
+                raise ConfigError(f"Trainer: {key}: got {first['input']!r}, expected: {told}; correct it") from e
+            config = config.model_copy(update={"marl": settings})
         self.config = config if out is None else config.model_copy(update={"out": str(out)})
         self.pipeline, self.resume, self.say, self.on_update = pipeline, resume, say, on_update
         self.after_warm_start = after_warm_start
         self.out = Path(self.config.out)
         ids = set(pipeline.index.ids)
         self.train_questions = load_questions(train, ids, "train")
-        if dev is None:  # the last tenth, at most 200, chooses; it is not trained on
-            cut = max(1, min(200, len(self.train_questions) // 10))
-            if len(self.train_questions) < 2:
-                raise DataError("train: got one question and no dev set; expected at least two questions, or dev=...")
-            self.train_questions, self.dev = self.train_questions[:-cut], self.train_questions[-cut:]
-        else:
-            self.dev = load_questions(dev, ids, "dev")
+        given = None if dev is None else load_questions(dev, ids, "dev")
+        self.train_questions, self.dev = split_dev(self.train_questions, given)
         self.dev = self.dev[: self.config.eval.questions]
         self.rows = Dataset.from_dict({"row": range(len(self.train_questions))})
         names = [a.name for a in pipeline.agents]
@@ -117,6 +129,13 @@ class Trainer:
         self.algorithm = algorithm(self.config.marl.algorithm, self.config.marl.credit)
         self.modes = {a.name: self.config.agent(a.name).mode_name for a in pipeline.agents}
         self.own_heads = list(dict.fromkeys(pipeline.head_of.values()))
+        for n in [n for n, mode in self.modes.items() if mode == "frozen"]:
+            beside = [a for a in pipeline.acting_by(pipeline.head_of.get(n, "")) if self.modes[a] == "learn"]
+            if beside:
+                raise ConfigError(
+                    f"agents.{n}.mode: got frozen for an agent whose head {beside[0]!r} trains too; expected a head of "
+                    f"its own: write `mode: warm` (it acts by its warm start), or `llm.heads: separate`"
+                )
 
     # the run folder
 
@@ -131,6 +150,12 @@ class Trainer:
     def _open(self) -> dict[str, Any] | None:
         """Prepare the run folder; return the checkpoint to go on from."""
         state = checkpoint.load(self.out / "checkpoint")
+        finished = [name for name in ("heads", "eval.json") if (self.out / name).exists()]
+        if state is None and finished:
+            raise CheckpointError(
+                f"{self.out} holds {' and '.join(finished)} of a run without its checkpoint; expected a new folder, or "
+                f"a whole run: set out=..., or remove it"
+            )
         if state is not None and not self.resume:
             raise CheckpointError(
                 f"{self.out} holds a run already; expected a new folder: set out=..., or go on with --resume"
@@ -224,6 +249,8 @@ class Trainer:
             heads.set_state(h, tensors)
         heads.check_trunk()
         save_heads(self.pipeline, self.out / "heads")
+        self.pipeline.modes = {n: m for n, m in self.modes.items() if m not in ("learn", "frozen")}
+        LIVE[str(self.out.resolve())] = self.pipeline
         write_json_atomic(self.out / "training.json", {k: progress[k] for k in ("warm", "dev_f1", "best")})
         metrics = [json.loads(x) for x in (self.out / "metrics.jsonl").read_text().splitlines()]
         return Result(self.out, progress["warm"], progress["dev_f1"], progress["best"], metrics)
@@ -232,7 +259,9 @@ class Trainer:
         w = self.config.warm_start
         if w.steps == 0:
             return {"form": "question" if w.forms == "auto" else w.forms, "dev_f1": {}, "labels": {}}
-        return warm_start(self.pipeline, self.train_questions, self.dev, w.forms, warm_settings(self.config), self.say)
+        modes = {n: m for n, m in self.modes.items() if m not in ("learn", "frozen", "warm")}
+        settings = warm_settings(self.config)
+        return warm_start(self.pipeline, self.train_questions, self.dev, w.forms, settings, self.say, modes)
 
     def _picked(self, update: int) -> list[Question]:
         """Return this update's training questions: consecutive rows of one seeded shuffle of all of them per pass."""
@@ -258,6 +287,7 @@ class Trainer:
         self.pipeline.llm.forget()
         seed = stable_seed(self.config.seed, "warm_up")
         episodes = self._rollout(1, seed)
+        episodes = [e for e in episodes if not e.error]
         learner.score(episodes, 0)
         log = learner.fit_critic(episodes, m.critic.warm_up, seed % 2**31)
         self.say(f"critic warm-up: loss {log['loss']:.3f}")
@@ -275,9 +305,12 @@ class Trainer:
         seed = stable_seed(self.config.seed, "update", update)
         episodes = self._rollout(update, seed)
         rollout_s = time.perf_counter() - clock
+        failed = [e.error for e in episodes if e.error]
+        if failed:
+            self.say(f"update {update}: {len(failed)} of {len(episodes)} episodes failed, the first with {failed[0]}")
         learner.score(episodes, (update - 1) * m.episodes_per_update)
         rate = 1.0 - (1.0 - m.final_rate) * (update - 1) / max(1, m.updates - 1)
-        log = learner.update(episodes, seed % 2**31, rate, update)
+        log = learner.update([e for e in episodes if not e.error], seed % 2**31, rate, update)  # a crash teaches nobody
         self._average(learner, progress)
         update_s = time.perf_counter() - clock - rollout_s
         record: dict[str, Any] = {
@@ -287,6 +320,7 @@ class Trainer:
             "team_reward": sum(sum(e.team.values()) for e in episodes) / len(episodes),
             "searches": sum(e.searches for e in episodes) / len(episodes),
             "errors": sum(bool(e.error) for e in episodes),
+            "failed": sum(bool(d.failed) for e in episodes for d in e.decisions),
             "rate": rate,
             **log,
         }
@@ -329,11 +363,11 @@ class Trainer:
 def save_heads(pipeline: Pipeline, folder: Path, suffix: str = "") -> None:
     """Write heads so that plain `PeftModel.from_pretrained` loads them; late ones name their role marker."""
     template = pipeline.llm.template
+    folder.mkdir(parents=True, exist_ok=True)  # a graph in which nobody learns has heads too: none
     for head in dict.fromkeys(pipeline.head_of.values()):
-        roles = [a for a, h in pipeline.head_of.items() if h == head]
-        marker = template.suffix(roles[0], pipeline.instructions[roles[0]])
+        markers = {a: template.suffix(a, pipeline.instructions[a]) for a in pipeline.acting_by(head)}
         try:
-            pipeline.llm.heads.save(head + suffix, folder / head, pipeline.fingerprint, roles, marker)
+            pipeline.llm.heads.save(head + suffix, folder / head, pipeline.fingerprint_of(head), markers)
         except (OSError, SafetensorError) as e:  # a full disk is the second
             raise StorageError(f"{folder / head} cannot be written ({e}); expected a writable folder with room") from e
 
@@ -344,7 +378,7 @@ def load_heads(pipeline: Pipeline, folder: Path, suffix: str = "") -> None:
         name = head + suffix
         if suffix and name not in pipeline.llm.heads.names:
             pipeline.llm.heads.copy(head, name)
-        pipeline.llm.heads.load(name, folder / head, pipeline.fingerprint)
+        pipeline.llm.heads.load(name, folder / head, pipeline.fingerprint_of(head))
 
 
 __all__ = ["Result", "Trainer", "load_heads", "load_questions", "save_heads", "warm_settings"]

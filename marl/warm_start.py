@@ -9,7 +9,7 @@ no one right query: `forms: auto` takes the label form whose warm pipeline does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -172,8 +172,12 @@ def warm_start(
     forms: str,
     s: WarmSettings,
     say: Callable[[str], None] = lambda _: None,
+    modes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Leave the heads supervised; return {"form", "dev_f1": {form: F1}, "labels": {agent: count}}."""
+    """Leave the heads supervised; return {"form", "dev_f1": {form: F1}, "labels": {agent: count}}.
+
+    `modes`: of agents that act otherwise than by their heads where the forms are compared.
+    """
     tried = WARM_FORMS if forms == "auto" else (forms,)
     if any(f not in WARM_FORMS for f in tried):
         raise ConfigError(f"warm_start.forms: got {forms!r}; expected auto or one of {WARM_FORMS}")
@@ -193,7 +197,7 @@ def warm_start(
         counts[form] = {n: len(a) for n, a in acts.items()}
         supervise(pipeline, acts, s.steps, s)
         states[form] = {h: heads.state(h) for h in own}
-        scores[form] = mean_f1(pipeline, dev) if len(tried) > 1 else 0.0
+        scores[form] = mean_f1(pipeline, dev, modes) if len(tried) > 1 else 0.0
         pipeline.llm.forget()
         say(
             f"warm start with {form} labels: dev F1 {scores[form]:.3f}"
@@ -206,8 +210,11 @@ def warm_start(
     return {"form": best, "dev_f1": scores, "labels": counts[best]}
 
 
-def continue_supervision(pipeline: Pipeline, train: Sequence[Question], form: str, steps: int, s: WarmSettings) -> None:
-    """Go on supervising the warm heads for `steps`: the `sft_more` comparison."""
+def continue_supervision(
+    pipeline: Pipeline, train: Sequence[Question], form: str, steps: int, s: WarmSettings, learning: Collection[str]
+) -> None:
+    """Go on supervising the warm heads of the agents that joint training moves: the `sft_more` comparison."""
     more = replace(s, seed=stable_seed("sft_more", s.seed) % 2**31)
-    supervise(pipeline, labels(pipeline, choose(pipeline.index, train, s.questions), form), steps, more)
+    acts = labels(pipeline, choose(pipeline.index, train, s.questions), form)
+    supervise(pipeline, {n: a for n, a in acts.items() if n in learning}, steps, more)
     pipeline.llm.forget()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, TypeVar
@@ -37,6 +37,8 @@ DEFAULT: dict[str, Any] = {
     "format": -0.2,
     "guards": {"answer_in_query": True, "below_value": True},
 }
+
+LARGEST = 1e6  # a reward beyond it is a mistake, and would drown every statistic
 
 T = TypeVar("T", TeamTerm, ProcessTerm)
 
@@ -107,7 +109,8 @@ class RewardFunction:
         out = {}
         for name, term, weight in self.team:
             told = f"team reward {name!r} of question {episode.question.id!r}"
-            out[name] = _finite(weight.at(episodes_done) * _finite(term.score_episode(episode), told), told)
+            value = _finite(_scored(told, term.score_episode, episode), told)
+            out[name] = _finite(weight.at(episodes_done) * value, told)
         if malformed_answer(episode):
             out = {**drop_positive(out), "format": self.format.at(episodes_done)}
         return out
@@ -121,7 +124,8 @@ class RewardFunction:
             if not decision.forced and not decision.failed:
                 for name, term, weight in self.process.get(decision.agent, ()):
                     told = f"process reward {name!r} of agent {decision.agent!r}, question {episode.question.id!r}"
-                    value = _finite(weight.at(episodes_done) * _finite(term.score_decision(episode, i), told), told)
+                    value = _finite(_scored(told, term.score_decision, episode, i), told)
+                    value = _finite(weight.at(episodes_done) * value, told)
                     if value > 0:
                         value /= branches[decision.agent, decision.step] * (self.max_hops if term.per_hop else 1)
                     terms[name] = value
@@ -250,9 +254,20 @@ def _known(given: Mapping[str, Any], known: Collection[str], key: str, what: str
             )
 
 
-def _finite(value: Any, told: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+def _scored(told: str, score: Callable[..., Any], *given: Any) -> Any:
+    try:
+        return score(*given)
+    except Exception as e:  # the boundary: a term may be a user's
         raise TrainingError(
-            f"{told} is {value!r}, expected a finite number; correct the term or drop it from the config"
+            f"{told} failed with {type(e).__name__}: {e}; expected a number for every episode; correct the term or "
+            f"drop it from the config"
+        ) from e
+
+
+def _finite(value: Any, told: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not abs(float(value)) <= LARGEST:
+        raise TrainingError(
+            f"{told} is {value!r}, expected a finite number within [-1, 1] before its weight (and at most "
+            f"{LARGEST:g} in size in any case); correct the term or drop it from the config"
         )
     return float(value) + 0.0  # -0.0 becomes 0.0

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -272,6 +273,30 @@ def test_demo_goes_on_where_it_stopped_and_prints_a_finished_table(
 
 BAD = {
     "no command": ([], "required"),
+    "an unknown block of eval.json": (
+        ["train", "config.yaml", *SMALL, "--dry-run", "eval.variants=[aftr]"],
+        "Did you mean 'after'",
+    ),
+    "a swapped head that is not there": (
+        ["train", "config.yaml", *SMALL, "--dry-run", "agents.filter.mode={swap: nope}"],
+        "agents.filter.mode.swap: nope: no readable head",
+    ),
+    "an out that is a file itself": (
+        ["train", "config.yaml", *SMALL, "--dry-run", "out=config.yaml"],
+        "which is a file",
+    ),
+    "an index that never answers": (
+        ["train", "config.yaml", *SMALL, "--dry-run", "index.type=http", "index.url=http://127.0.0.1:9/"],
+        "every search failed",
+    ),
+    "a head that would leave its folder": (
+        ["train", "config.yaml", *SMALL, "--dry-run", 'llm.heads={"..": [rewriter, filter]}'],
+        "as the name of an agent or a head",
+    ),
+    "a frozen agent whose head others train": (
+        ["train", "config.yaml", *SMALL, "--dry-run", "llm.heads=shared", "agents.filter.mode=frozen"],
+        "write `mode: warm`",
+    ),
     "an unknown command": (["trian"], "invalid choice"),
     "an unknown flag": (["train", "config.yaml", "--resme"], "Did you mean '--resume'"),
     "no config": (["train"], "CONFIG"),
@@ -314,6 +339,24 @@ def test_bad_input_is_told_in_one_message(case: str, run: Run) -> None:
     assert expected in err
     assert "Traceback" not in err
     assert out == ""
+
+
+def test_a_damaged_run_is_not_trained_over(trained: Path, run: Run) -> None:
+    shutil.copytree(trained / "runs/mine", trained / "runs/damaged")
+    (trained / "runs/damaged/checkpoint/state.pt").unlink()
+    for more in ([], ["--resume"]):
+        code, _, err = run("train", "config.yaml", *SMALL, "out=runs/damaged", *more)
+        assert (code, "without its checkpoint" in err) == (2, True), err
+    (trained / "runs/damaged/warm.json").write_text("[]")
+    code, _, err = run("eval", "runs/damaged")
+    assert (code, "warm.json cannot be read" in err) == (2, True), err
+
+
+def test_a_folder_of_any_name_takes_the_files_to_start_from(run: Run, place: Path) -> None:
+    code, _, err = run("init", 'we ird: "dir')
+    assert code == 0, err
+    code, _, err = run("train", 'we ird: "dir/config.yaml', "--dry-run")
+    assert code == 0, err
 
 
 def test_bad_input_about_a_run(trained: Path, run: Run) -> None:

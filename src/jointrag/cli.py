@@ -158,7 +158,7 @@ def _run_config(folder: Path, overrides: Sequence[str] = ()) -> Config:
     if not (folder / "config.yaml").is_file():
         what = "no run folder: config.yaml is missing" if folder.exists() else "no such folder"
         raise CheckpointError(f"{folder}: got {what}, expected one written by `jointrag train` or `jointrag demo`")
-    return load_config(folder / "config.yaml", [*overrides, f"out={folder}"])
+    return load_config(folder / "config.yaml", overrides).model_copy(update={"out": str(folder)})
 
 
 def _started(out: Path) -> bool:
@@ -287,7 +287,7 @@ def plan(config: Config, screen: Screen) -> Outcome:
     """Check everything a training needs and write nothing: config, data, graph, rewards, index settings, trunk."""
     from jointrag.eval.evaluation import variant_modes
     from jointrag.graph.declare import declare_config
-    from jointrag.marl.run import Splits, fixed_modes, load_data, make_pipeline
+    from jointrag.marl.run import Splits, fixed_modes, load_data, load_swaps, make_pipeline
     from jointrag.marl.trainer import Trainer
     from jointrag.retrieval.build import build_index, index_spec
 
@@ -300,10 +300,14 @@ def plan(config: Config, screen: Screen) -> Outcome:
     pipeline = make_pipeline(config, declared, build_index(config.index, sample))
     trainer = Trainer(pipeline, data.train, data.dev or None, config=config)  # agents, rewards, algorithm
     variant_modes(pipeline.agents, fixed_modes(config))
+    load_swaps(config, pipeline)
+    pipeline.run(trainer.train_questions[:1], modes={n: "default" for n, m in trainer.modes.items() if m == "warm"})
     heads = pipeline.llm.heads
     sizes = {h: sum(t.numel() for t in heads.state(h).values()) for h in heads.names}
     trunk = sum(p.numel() for n, p in pipeline.llm.trunk.named_parameters() if "lora" not in n)
     m, w, out = config.marl, config.warm_start, Path(config.out)
+    if out.exists() and not out.is_dir():
+        raise StorageError(f"out: got {out}, which is a file, expected a folder to make or go on in; name another")
     agents = {
         a.name: {
             "mode": config.agent(a.name).mode_name if a.name in pipeline.head_of else "tool",
@@ -364,7 +368,15 @@ def evaluate(args: argparse.Namespace, screen: Screen) -> Outcome:
         write_json_atomic,
         write_rows,
     )
-    from jointrag.marl.run import compares, fixed_modes, open_run, test_questions, wanted, warm_form
+    from jointrag.marl.run import (
+        bank_questions,
+        compares,
+        fixed_modes,
+        open_run,
+        test_questions,
+        wanted,
+        warm_form,
+    )
     from jointrag.marl.trainer import load_heads
 
     folder = Path(args.run)
@@ -382,7 +394,7 @@ def evaluate(args: argparse.Namespace, screen: Screen) -> Outcome:
     job = open_run(folder, config, own_index, screen.say)
     questions, fixed, pipeline = test_questions(job), fixed_modes(config), job.pipeline
     modes = variant_modes(pipeline.agents, fixed)
-    bank = job.data.held_out_bank[: config.eval.test_questions]
+    bank = bank_questions(job)
 
     def show(name: str, of: int) -> Callable[[int], None]:
         return lambda done: screen.count(f"evaluating {name}", done, of)
@@ -398,10 +410,11 @@ def evaluate(args: argparse.Namespace, screen: Screen) -> Outcome:
         for name in ("before", "after") if bank else ():
             progress = show(f"{name}, held-out wordings", len(bank))
             banks[name] = run_variant(pipeline, f"bank_{name}", bank, modes[name], progress=progress)
-        more = folder / "sft_more"
-        load_heads(pipeline, more if more.is_dir() else folder / "warm")
-        progress = show("sft_more", len(questions))
-        rows["sft_more"] = run_variant(pipeline, "sft_more", questions, modes["after"], progress=progress)
+        if wanted(config, ["sft_more"]):
+            more = folder / "sft_more"
+            load_heads(pipeline, more if more.is_dir() else folder / "warm")
+            progress = show("sft_more", len(questions))
+            rows["sft_more"] = run_variant(pipeline, "sft_more", questions, modes["after"], progress=progress)
     screen.close()
     summary = summarise(rows, config.seed, config.eval.bootstrap)
     if banks:
@@ -430,6 +443,8 @@ def ask(args: argparse.Namespace, screen: Screen) -> Outcome:
         raise ConfigError(f'got the run {question} and no question; expected both: jointrag ask {question} "..."')
     if not question.strip():
         raise ConfigError("got an empty question; expected some text")
+    if not question.isprintable() and "\\ud" in ascii(question):
+        raise ConfigError(f"got the question {question!a}, which is not UTF-8; expected text in UTF-8")
     shipped = Path(str(resources.files("jointrag.llm"))) / "tiny" / "demo"
     folder = Path(words[0]) if len(words) == 2 else shipped
     config = _run_config(folder)
@@ -438,11 +453,10 @@ def ask(args: argparse.Namespace, screen: Screen) -> Outcome:
     else:
         sets = [f"data.{name}=null" for name in ("train", "dev", "test")]
     config = _run_config(folder, sets)
-    from jointrag.eval.evaluation import variant_modes
-    from jointrag.marl.run import fixed_modes, open_run
+    from jointrag.marl.run import open_run
 
     job = open_run(folder, config, say=screen.say)
-    state = job.pipeline.invoke(question, modes=variant_modes(job.pipeline.agents, fixed_modes(config))["after"])
+    state = job.pipeline.invoke(question)
     steps = [
         {"node": d.node, "hop": d.hop, "action": _plain(d.value), "update": _plain(d.update)}
         for d in state["episode"].decisions
@@ -651,7 +665,7 @@ def init(args: argparse.Namespace, screen: Screen) -> Outcome:
         folder.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             text = (templates / f"{name}.txt").read_text(encoding="utf-8")
-            _new(folder / name, text.replace("{DIR}", folder.as_posix()))
+            _new(folder / name, text.replace("{DIR}", json.dumps(folder.as_posix(), ensure_ascii=False)[1:-1]))
         for name, lines in rows.items():
             _new(folder / name, "".join(json.dumps(line) + "\n" for line in lines))
     except OSError as e:

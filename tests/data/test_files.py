@@ -181,6 +181,12 @@ def test_an_unreadable_file_is_refused(write: Any) -> None:
         read_corpus(path)
 
 
+def test_a_number_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"id": ' + "7" * 5000 + ', "title": "t", "text": "x"}\n')
+    with pytest.raises(DataError, match="line 1: got broken JSON"):
+        read_corpus(tmp_path / "c.jsonl")
+
+
 def test_the_fingerprint_sees_every_field_the_order_and_the_borders() -> None:
     base = [Passage("a", "b", "c"), Passage("d", "e", "f")]
     others = [

@@ -19,7 +19,7 @@ from jointrag.configs.load import load_config
 from jointrag.data.errors import ConfigError, GraphError
 from jointrag.data.types import Question
 from jointrag.graph.context import RagContext, Recorder
-from jointrag.graph.declare import Declared, check_agents, declare, declare_config, recursion_limit
+from jointrag.graph.declare import Declared, declare, declare_config, recursion_limit
 from jointrag.graph.episode import Episode
 from jointrag.graph.state import RagState, initial
 
@@ -146,6 +146,17 @@ def test_parallel_chains_of_different_lengths_meet_before_what_follows(plugin: P
     _, calls = run(built(graph, plugin, {"b": {"notes": "B"}, "c3": {"notes": "C"}}))
     assert order(calls).count("d") == 1 and calls[-1][0] == "d"
     assert calls[-1][1]["notes"] == ["B", "C"]
+
+
+def test_parallel_chains_that_a_condition_starts_meet_too(plugin: Path) -> None:
+    graph: dict[str, Any] = {
+        "nodes": steps("a", "b", "c", "c2", "d"),
+        "edges": {"START": "a", "a": {"if": {"empty": "evidence"}, "then": ["b", "c"], "else": "d"}},
+    }
+    graph["edges"] |= {"b": "d", "c": "c2", "c2": "d", "d": "END"}
+    assert order(run(built(graph, plugin))[1])[-2:] == ["c2", "d"]
+    assert order(run(built(graph, plugin))[1]).count("d") == 1
+    assert order(run(built(graph, plugin), evidence=["p"])[1]) == ["a", "d"]
 
 
 def test_start_may_fan_out_and_decide(plugin: Path) -> None:
@@ -551,8 +562,17 @@ def test_a_head_map_may_leave_agents_to_heads_of_their_own() -> None:
     declare_config(load_config("demo", ["llm.heads={retrieval: [rewriter, filter], answerer: [answerer]}"]))
 
 
-def test_default_rewards_of_agents_a_graph_lacks_are_no_fault() -> None:
-    check_agents(load_config({"data": {"world": {}}}), ["answerer"])
+@pytest.mark.parametrize("parent", [{}, {"extends": "demo"}], ids=["defaults", "parent"])
+def test_what_parents_say_of_agents_that_a_graph_lacks_is_no_fault(parent: dict[str, str]) -> None:
+    nodes = {"retriever": {"type": "retriever"}, "answerer": {"type": "answerer"}}
+    graph = {"nodes": nodes, "edges": {"START": "retriever", "retriever": "answerer", "answerer": "END"}}
+    config = load_config({**parent, "data": {"world": {}}, "graph": graph})
+    assert set(config.rewards.process) == set(declare_config(config).names) == {"retriever", "answerer"}
+    own = {"process": {"filter": [{"type": "evidence_f1"}]}}
+    with pytest.raises(ConfigError, match=r"process\.filter: got 'filter', expected an agent of this graph"):
+        declare_config(load_config({**parent, "data": {"world": {}}, "graph": graph, "rewards": own}))
+    with pytest.raises(ConfigError, match=r"agents\.filter: got 'filter'"):
+        declare_config(load_config({**parent, "data": {"world": {}}, "graph": graph}, ["agents.filter.lr=0.1"]))
 
 
 def test_a_prompt_file_of_the_config_reaches_its_agent(tmp_path: Path) -> None:
@@ -663,6 +683,7 @@ BAD_GRAPHS = {
     "send without else": (f"nodes: {{{A}, r: {{type: retriever}}}}\nedges: {{START: a, a: {{send: pending, to: r}}, r: END}}", "got no 'else' beside 'send'"),
     "send one value": (f"nodes: {{{A}, r: {{type: retriever}}}}\nedges: {{START: a, a: {{send: question, to: r, else: END}}, r: END}}", "which holds one value"),
     "send into one value": (f"nodes: {{w: {{type: rewriter}}, {A}}}\nedges: {{START: w, w: {{send: pending, to: a, else: END}}, a: END}}", "whose branches would all write 'answer' at once"),
+    "two writers at once, one node later": (f"nodes: {{one: {{type: answerer}}, two: {{type: answerer}}, a: {F}1}}, b: {F}2}}}}\nedges: {{START: [a, b], a: one, b: two, one: END, two: END}}", "got 'one' and 'two' in one superstep, which both write 'answer'"),
     "two writers at once": (f"nodes: {{{A}, b: {{type: answerer}}}}\nedges: {{START: [a, b], a: END, b: END}}", "got 'a' and 'b' in one superstep, which both write 'answer'"),
     "empty list": (f"nodes: {{{A}}}\nedges: {{START: a, a: []}}", "got an empty list"),
     "same target twice": (f"nodes: {{{A}}}\nedges: {{START: [a, a], a: END}}", "expected different nodes"),

@@ -111,6 +111,35 @@ def test_a_users_own_agent_acts_learns_and_writes_its_key(pipe: Pipe, small: Any
     assert pipeline.run(small.questions[:1], modes={"summariser": "default"})[0].state["summary"] == ""
 
 
+def test_a_head_fits_every_graph_whose_agent_has_its_name_and_prompt(pipe: Pipe) -> None:
+    two = [Retriever(k=3), Answerer()]
+    small, large = pipe(chain(*two), two), pipe()
+    assert small.fingerprint_of("answerer") == large.fingerprint_of("answerer")
+    assert small.fingerprint_of("answerer") != small.fingerprint_of("retriever")
+    assert pipe(heads="shared").fingerprint_of("shared") != large.fingerprint_of("answerer")
+
+
+@pytest.mark.parametrize(
+    ("update", "told"),
+    [
+        (None, "its update is None, expected a dict"),
+        ({"summary": "x", "answer": "mine"}, "its update has the key 'answer', expected keys it declares"),
+        ({"sumary": "x"}, "its update has the key 'sumary'"),
+    ],
+)
+def test_an_agent_writes_what_it_declares(update: Any, told: str, pipe: Pipe, small: Any) -> None:
+    class Odd(Summariser):
+        def update(self, state, text):  # type: ignore[no-untyped-def]
+            return update
+
+        def default(self, state):  # type: ignore[no-untyped-def]
+            return update
+
+    agents = [Retriever(k=3), Odd(), Answerer()]
+    with pytest.raises(ConfigError, match=f"agent 'summariser': {told}"):
+        pipe(chain(*agents, state=WithSummary), agents).run(small.questions[:2])
+
+
 def test_a_users_key_can_be_seen_by_the_next_agent(pipe: Pipe, small: Any) -> None:
     class Reader(Answerer):
         def observe(self, state: Mapping[str, Any]) -> Observation:
@@ -364,15 +393,18 @@ def test_a_toy_models_nonsense_never_fails_an_episode(pipe: Pipe, small: Any) ->
 
 
 class Flaky:
-    """The small index, failing on every search of `word`."""
+    """The small index, failing on every search but that of one query."""
 
-    def __init__(self, index: Any, error: Exception) -> None:
-        self.index, self.error = index, error
+    def __init__(self, index: Any, error: Exception, good: str = "") -> None:
+        self.index, self.error, self.good = index, error, good
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.index, name)
 
     def search(self, queries: Sequence[str], n: int) -> list[Hits]:
+        if list(queries) == [self.good]:
+            hits: list[Hits] = self.index.search(queries, n)
+            return hits
         raise self.error
 
 
@@ -381,14 +413,35 @@ def test_a_failing_search_is_marked_and_the_episode_goes_on(
     error: Exception, pipe: Pipe, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = pipe()
-    pipeline.index = Flaky(small.index, error)  # type: ignore[assignment]
-    for e in pipeline.run(small.questions[:5], modes={"rewriter": "default"}, sample=True):
+    first, *others = small.questions[:5]
+    pipeline.index = Flaky(small.index, error, first.question)  # type: ignore[assignment]
+    alive, *rest = pipeline.run([first, *others], modes={"rewriter": "default"}, sample=True, concurrency=1)
+    assert not any(d.failed for d in alive.decisions)
+    for e in rest:
         (d,) = e.of("retriever")
-        assert d.failed and not d.trains and d.value == ()
+        assert str(error) in d.failed and not d.trains and d.value == ()
         assert d.searches == 1
         assert e.state["hop"] == 1 and not e.error
         assert e.of("filter")[0].forced  # nothing to choose from
         assert e.of("answerer")
+
+
+def test_an_index_that_never_answers_is_an_error(pipe: Pipe, small: Any) -> None:
+    pipeline = pipe()
+    pipeline.index = Flaky(small.index, RetrievalError("away"))  # type: ignore[assignment]
+    with pytest.raises(RetrievalError, match="every search failed, the first with RetrievalError: away"):
+        pipeline.run(small.questions[:3], modes={"rewriter": "default"})
+
+
+def test_a_models_failure_is_not_blamed_on_a_node(pipe: Pipe, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = pipe()
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(pipeline.llm, "generate", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        pipeline.run(small.questions[:3])
 
 
 def test_a_raising_node_is_recorded_and_the_other_episodes_go_on(pipe: Pipe, small: Any) -> None:

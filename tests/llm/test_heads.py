@@ -28,7 +28,7 @@ def shake(lm: LanguageModel, name: str) -> None:
 def saved(tmp_path: Path) -> Path:
     lm = model()
     shake(lm, "b")
-    lm.heads.save("b", tmp_path / "b", "template", ["retriever"], [7])
+    lm.heads.save("b", tmp_path / "b", "template", {"retriever": [7]})
     return tmp_path / "b"
 
 
@@ -113,7 +113,7 @@ def test_a_saved_folder_holds_safetensors_and_json_only(saved: Path) -> None:
 
 
 def test_everywhere_heads_are_plain_lora(tmp_path: Path) -> None:
-    model(activation="everywhere").heads.save("a", tmp_path / "a", "t", ["x"], [7])
+    model(activation="everywhere").heads.save("a", tmp_path / "a", "t", {"x": [7]})
     assert not json.loads((tmp_path / "a" / "adapter_config.json").read_text()).get("alora_invocation_tokens")
     assert not (tmp_path / "a" / EXTRA).exists()
 
@@ -124,7 +124,7 @@ def test_a_saved_head_loads_bit_by_bit_and_saves_to_the_same_bytes(saved: Path, 
     fresh = model()
     shake(fresh, "b")
     assert lm.heads.hash("b") == fresh.heads.hash("b")
-    lm.heads.save("b", tmp_path / "again", "template", ["retriever"], [7])
+    lm.heads.save("b", tmp_path / "again", "template", {"retriever": [7]})
     for file in saved.iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
 
@@ -207,7 +207,7 @@ def test_any_name_an_agent_may_have_is_a_heads_name(name: str, tmp_path: Path) -
     lm.heads.add(name)
     lm.heads.copy(name, f"{name}@warm")
     lm.heads.use(name)
-    lm.heads.save(name, tmp_path, "t", [name], [7])
+    lm.heads.save(name, tmp_path, "t", {name: [7]})
     lm.heads.load(name, tmp_path, "t")
     assert lm.heads.hash(name) == lm.heads.hash(f"{name}@warm")
 

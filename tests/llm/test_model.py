@@ -94,7 +94,7 @@ def test_saved_heads_say_the_same_in_plain_peft(
         requests = ask(lm, 6, agents=(agent,), sample=False)
         done = lm.generate(requests)
         marker = lm.template.suffix(agent, "say it")
-        lm.heads.save(agent, tmp_path / agent, "f", [agent], marker)
+        lm.heads.save(agent, tmp_path / agent, "f", {agent: marker})
         plain = PeftModel.from_pretrained(toy_trunk(lm.tokenizer), str(tmp_path / agent)).eval()
         for r, c in zip(requests, done, strict=True):
             before = [*r.context, *r.suffix]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from jointrag.data.errors import RetrievalError
 from jointrag.graph.episode import Decision, Episode
 from jointrag.marl.algorithms.ippo import Ippo
 from jointrag.marl.critic import Critic
@@ -187,17 +186,49 @@ def test_forced_and_failed_decisions_are_out_of_loss_and_statistics(warmed: Buil
     assert logs[0][1] == logs[1][1]
 
 
-def test_an_index_that_fails_leaves_the_retriever_without_decisions(
-    warmed: Build, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minibatches_are_random_decisions_of_one_head_each_once(warmed: Build, rollout: Rollout) -> None:
+    t, learner = warmed("marl.minibatch=7")
+    samples = learner.samples(rollout(t))
+    acts = [s.act for s in samples]
+    batches = learner.minibatches(acts, 3)
+    rows = [[row for chunk in batch for row in chunk.rows] for batch in batches]
+    assert sorted(r for batch in rows for r in batch) == list(range(len(acts)))
+    assert max(map(len, rows)) <= 7
+    assert all(len({acts[r][0].head for r in batch}) == 1 for batch in rows)
+    assert rows == [[row for chunk in batch for row in chunk.rows] for batch in learner.minibatches(acts, 3)]
+    assert rows != [[row for chunk in batch for row in chunk.rows] for batch in learner.minibatches(acts, 4)]
+
+
+def test_episodes_in_which_a_node_crashed_teach_nobody(warmed: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        pass
+
     t, learner = warmed()
+    said: list[str] = []
+    t.say, real = said.append, t._rollout
 
-    def broken(*_: Any) -> Any:
-        raise RetrievalError("down")
+    def crashed(update: int, seed: int) -> Sequence[Episode]:
+        episodes = real(update, seed)
+        episodes[0].error = "KeyError: 'x'"
+        return episodes
 
-    monkeypatch.setattr(t.pipeline.index, "search", broken)
+    monkeypatch.setattr(t, "_rollout", crashed)
+
+    def taught(episodes: Sequence[Episode], *_: Any) -> Any:
+        raise Stop(len(episodes))
+
+    monkeypatch.setattr(learner, "update", taught)
+    with pytest.raises(Stop, match=r"^7$"):
+        t._update(learner, 1, {})
+    assert said == ["update 1: 1 of 8 episodes failed, the first with KeyError: 'x'"]
+
+
+def test_searches_that_failed_leave_the_retriever_without_decisions(warmed: Build, rollout: Rollout) -> None:
+    t, learner = warmed()
     episodes = rollout(t)
-    assert all(d.failed for e in episodes for d in e.of("retriever"))
+    for e in episodes:
+        for d in e.of("retriever"):
+            d.failed = "TimeoutError: slow"
     before = t.pipeline.llm.heads.hash("retriever")
     log = learner.update(episodes, 0, 1.0)
     assert log["agents"]["retriever"]["decisions"] == 0

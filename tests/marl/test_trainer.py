@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from jointrag.data.errors import ConfigError, DataError, TrainingError
+from jointrag.data.errors import CheckpointError, ConfigError, DataError, TrainingError
 from jointrag.graph.episode import Episode
 from jointrag.rewards.base import TeamTerm
 
@@ -65,6 +66,37 @@ def test_a_checkpoint_as_from_a_hub_trains_two_updates(
     pipeline.llm.heads.check_trunk()
 
 
+def test_a_run_trained_from_python_is_loaded_where_its_pipeline_is_known(
+    trained: Any, pipe: Callable[..., Any], tmp_path: Path
+) -> None:
+    from jointrag import load
+    from jointrag.configs.load import dump_config
+    from jointrag.configs.schema import Config
+
+    out, own = trained.result.out, trained.trainer.pipeline
+    (out / "config.yaml").write_text(dump_config(Config()))  # as Trainer writes it where no config was given
+    assert load(out) is own
+    other = pipe()
+    assert load(out, pipeline=other) is other
+    assert other.llm.heads.hash("filter") == own.llm.heads.hash("filter")
+    shutil.copytree(out, tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"build it as for training and write load\(.*pipeline="):
+        load(tmp_path / "elsewhere")
+
+
+def test_settings_out_of_range_are_refused(trainer: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Trainer: updates: got -1, expected"):
+        trainer(tmp_path / "run", updates=-1)
+
+
+def test_a_pipeline_keeps_the_modes_its_run_held(trainer: Callable[..., Any], tmp_path: Path) -> None:
+    t = trainer(tmp_path / "run", *QUICK, "marl.updates=0", "agents.filter.mode=default")
+    t.train()
+    (decision, *_) = t.pipeline.invoke("Who leads Tibur Gate ?")["episode"].of("filter") or [None]
+    assert t.pipeline.modes == {"filter": "default"}
+    assert decision is None or decision.mode == "default"
+
+
 def test_the_warm_heads_are_kept_and_frozen(trained: Any) -> None:
     heads = trained.trainer.pipeline.llm.heads
     for head in AGENTS:
@@ -79,7 +111,8 @@ def test_metrics_have_every_key_of_every_agent_and_no_clock(trained: Any) -> Non
     assert [r["episodes"] for r in records] == [8, 16]
     for r in records:
         assert set(r) == {
-            "update", "episodes", "train_f1", "team_reward", "searches", "errors", "rate", "agents", "critic", "dev_f1",
+            "update", "episodes", "train_f1", "team_reward", "searches", "errors", "failed", "rate", "agents", "critic",
+            "dev_f1",
         }  # fmt: skip
         assert set(r["agents"]) == set(AGENTS)
         for agent in AGENTS:

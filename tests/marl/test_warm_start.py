@@ -259,6 +259,20 @@ def test_supervision_raises_the_likelihood_of_the_labels_and_touches_no_other_he
     heads.check_trunk()
 
 
+def test_text_steps_leave_a_shared_heads_ordering_of_passages_alone(pipe: Callable[..., Any], small: Any) -> None:
+    from jointrag.marl.warm_start import supervise
+
+    pipeline = pipe(heads="shared")
+    acts = labels(pipeline, small.questions[:20], "title")
+    blank = pipeline.llm.heads.state("shared")
+    supervise(pipeline, acts, 2, SETTINGS)  # leaves a gradient of the ranking behind
+    pipeline.llm.heads.set_state("shared", blank)
+    supervise(pipeline, {n: a for n, a in acts.items() if n != "retriever"}, 3, SETTINGS)
+    after = pipeline.llm.heads.state("shared")
+    assert torch.equal(after["extra.projection"], blank["extra.projection"])
+    assert not all(torch.equal(after[k], blank[k]) for k in blank)
+
+
 def test_supervision_repeats_itself(blank: Any, small: Any) -> None:
     heads = blank.llm.heads
     start = {h: heads.state(h) for h in heads.names}

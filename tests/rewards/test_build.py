@@ -199,7 +199,7 @@ class NoProcessNumber(ProcessTerm):
         return self.value  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf"), None, "1", True])
+@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf"), 1e300, None, "1", True])
 def test_a_value_that_is_no_finite_number_names_term_agent_and_question(
     story: Any, monkeypatch: pytest.MonkeyPatch, value: Any
 ) -> None:
@@ -210,6 +210,17 @@ def test_a_value_that_is_no_finite_number_names_term_agent_and_question(
         build_rewards({"team": [{"type": "odd", "value": value}]}).score(told.episode)
     with pytest.raises(TrainingError, match=r"process reward 'odd' of agent 'retriever', question 'q1' is"):
         build_rewards({"process": {"retriever": [{"type": "odd", "value": value, "weight": 0.0}]}}).score(told.episode)
+
+
+class Boom(TeamTerm):
+    def score_episode(self, episode: Episode) -> float:
+        raise KeyError("no such thing")
+
+
+def test_a_term_that_fails_names_itself_and_the_question(story: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TEAM, "odd", Boom)
+    with pytest.raises(TrainingError, match=r"reward 'odd' of question 'q1' failed with KeyError: 'no such thing'"):
+        build_rewards({"team": [{"type": "odd"}]}).score(story().ask("one").episode)
 
 
 # plugins
@@ -260,7 +271,7 @@ def tales(story: Any) -> list[Episode]:
             story(["unknown"], []).ask("one").retrieve("x").keep().stop().answer("unknown"),
             story(gold=[]).ask("Norway").retrieve("b", "x", others=["y"]).keep("b").stop().answer(""),
             story().stop().answer("the the"),
-            story().ask(*(f"query {i}" for i in range(9))).retrieve("x", failed=True).stop(forced=True),
+            story().ask(*(f"query {i}" for i in range(9))).retrieve("x", failed="TimeoutError: slow").stop(forced=True),
             fan,
             story(),
         )
