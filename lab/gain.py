@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from jointrag.configs.load import load_config
 from jointrag.eval.statistics import paired_difference, paired_over_seeds, seed_interval
 
 Floats = np.ndarray[Any, Any]
-Job = tuple[str, list[str], Path]  # name, command, run folder
 
 AGENTS = ("rewriter", "retriever", "filter", "answerer")
 DOUBLED = 0.02  # doubling the warm start's steps may move F1 by less: a seed's own shift is noise of that size
@@ -39,47 +39,74 @@ BARS = {
 SINGLE = 0.05  # joint training over the best single agent, on the mean of the seeds
 
 
-def job(seed: int, root: Path, kind: str, overrides: Sequence[str], form: str = "auto") -> Job:
-    """Return the run of one seed: joint (`kind` empty), "doubled" (the warm start alone, twice as long), or one agent.
+@dataclass(frozen=True)
+class Job:
+    """One run of a seed: joint (`kind` empty), "doubled" (the warm start alone, twice as long), or one agent.
 
-    One agent learns beside frozen warm ones. `form`: the label form the joint run chose; with it the other runs make
-    the very same warm start.
+    One agent learns beside frozen warm ones. All but the joint run wait for its warm start, whose label form they take:
+    with it theirs is the very same.
     """
-    out = root / (f"{seed}-{kind}" if kind else f"{seed}")
-    own = [f"seed={seed}", f"data.world.seed={seed}", f"out={out}", *overrides]
-    if kind:
-        own += ["sft_more.steps=0", "eval.variants=[after]", f"warm_start.forms={form}"]
-    if kind == "doubled":
-        own += [f"warm_start.steps={2 * load_config('demo', overrides).warm_start.steps}", "marl.updates=0"]
-    elif kind:
-        own += [f"agents.{a}.mode=frozen" for a in AGENTS if a != kind]
-    return out.name, [sys.executable, "-m", "jointrag.cli", "train", "demo", *own], out
+
+    seed: int
+    root: Path
+    kind: str
+    overrides: Sequence[str] = ()
+
+    @property
+    def out(self) -> Path:
+        """The run folder."""
+        return self.root / (f"{self.seed}-{self.kind}" if self.kind else f"{self.seed}")
+
+    @property
+    def processes(self) -> int:
+        """How many run at once: joint training has its comparisons beside it."""
+        return 1 if self.kind else 2
+
+    @property
+    def ready(self) -> bool:
+        """True where it may start."""
+        return not self.kind or (self.root / f"{self.seed}" / "warm.json").exists()
+
+    def command(self) -> list[str]:
+        """Return the command; it resumes what was begun."""
+        own = [f"seed={self.seed}", f"data.world.seed={self.seed}", f"out={self.out}", *self.overrides]
+        if self.kind:
+            form = json.loads((self.root / f"{self.seed}" / "warm.json").read_text())["form"]
+            own += ["sft_more.steps=0", "eval.variants=[after]", f"warm_start.forms={form}"]
+        if self.kind == "doubled":
+            own += [f"warm_start.steps={2 * load_config('demo', self.overrides).warm_start.steps}", "marl.updates=0"]
+        elif self.kind:
+            own += [f"agents.{a}.mode=frozen" for a in AGENTS if a != self.kind]
+        return [sys.executable, "-m", "jointrag.cli", "train", "demo", *own, "--resume"]
 
 
 def run_all(jobs: Sequence[Job], workers: int) -> None:
-    """Run jobs `workers` at a time, each on one thread; a failed one stops everything with its last words."""
+    """Run jobs on `workers` processes of one thread each; a failed one stops everything with its last words."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    waiting = [job for job in jobs if not (job[2] / "eval.json").exists()]
-    running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+    waiting = [job for job in jobs if not (job.out / "eval.json").exists()]
+    running: dict[Job, subprocess.Popen[bytes]] = {}
     while waiting or running:
-        while waiting and len(running) < workers:
-            name, args, out = waiting.pop(0)
-            out.mkdir(parents=True, exist_ok=True)
-            args = [*args, "--resume"] if (out / "checkpoint" / "state.pt").exists() else args
-            with (out / "log.txt").open("ab") as log:
-                running[name] = (subprocess.Popen(args, stdout=log, stderr=log, env=env), out)
-            print(f"started {name}", file=sys.stderr, flush=True)
+        free = workers - sum(job.processes for job in running)
+        fits = [job for job in waiting if job.ready and (job.processes <= free or not running)]
+        if fits:
+            job = fits[0]
+            waiting.remove(job)
+            job.out.mkdir(parents=True, exist_ok=True)
+            with (job.out / "log.txt").open("ab") as log:
+                running[job] = subprocess.Popen(job.command(), stdout=log, stderr=log, env=env)
+            print(f"started {job.out.name}", file=sys.stderr, flush=True)
+            continue
         time.sleep(1)
-        for name, (process, out) in list(running.items()):
+        for job, process in list(running.items()):
             if process.poll() is None:
                 continue
-            del running[name]
+            del running[job]
             if process.returncode:
-                for other, _ in running.values():
+                for other in running.values():
                     other.terminate()
-                tail = (out / "log.txt").read_text(errors="replace").splitlines()[-5:]
-                raise SystemExit(f"{name} failed with exit code {process.returncode}:\n" + "\n".join(tail))
-            print(f"finished {name}", file=sys.stderr, flush=True)
+                tail = (job.out / "log.txt").read_text(errors="replace").splitlines()[-5:]
+                raise SystemExit(f"{job.out.name} failed with exit code {process.returncode}:\n" + "\n".join(tail))
+            print(f"finished {job.out.name}", file=sys.stderr, flush=True)
 
 
 def check_warm(root: Path, seed: int) -> None:
@@ -195,9 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("overrides", nargs="*", help="key=value for every run")
     a = p.parse_args(argv)
     seeds = [int(s) for s in a.seeds.replace(",", " ").split()]
-    run_all([job(seed, a.out, "", a.overrides) for seed in seeds], a.workers)
-    form = {seed: str(json.loads((a.out / f"{seed}" / "warm.json").read_text())["form"]) for seed in seeds}
-    run_all([job(s, a.out, kind, a.overrides, form[s]) for s in seeds for kind in ("doubled", *AGENTS)], a.workers)
+    kinds = ("", "doubled", *AGENTS)
+    run_all([Job(seed, a.out, kind, tuple(a.overrides)) for kind in kinds for seed in seeds], a.workers)
     for seed in seeds:
         check_warm(a.out, seed)
     (warm, fair), (joint, gained) = warm_report(a.out, seeds), report(a.out, seeds)
