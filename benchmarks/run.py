@@ -53,9 +53,8 @@ def best_threads(work: Callable[[], Any], repeats: int = 2) -> tuple[float, int]
 def rollouts(job: Job, count: int) -> dict[str, Any]:
     """Compare batched rollouts with one question at a time; count decisions that differ (near-ties)."""
     questions = job.data.test[:count]
-    batched, threads = best_threads(lambda: job.pipeline.run(questions))
-    few = questions[: max(8, count // 8)]
-    alone, alone_threads = best_threads(lambda: [job.pipeline.run([q]) for q in few], 1)
+    batched, threads = best_threads(lambda: job.pipeline.run(questions), 3)
+    alone, alone_threads = best_threads(lambda: [job.pipeline.run([q]) for q in questions], 1)
     together = job.pipeline.run(questions)
     single = [job.pipeline.run([q])[0] for q in questions]
     pairs = [
@@ -67,9 +66,9 @@ def rollouts(job: Job, count: int) -> dict[str, Any]:
     differing = sum(a.tokens != b.tokens for a, b in pairs)
     return {
         "batched_episodes_per_s": count / batched,
-        "single_episodes_per_s": len(few) / alone,
+        "single_episodes_per_s": count / alone,
         "threads": [threads, alone_threads],
-        "ratio": (count / batched) / (len(few) / alone),
+        "ratio": alone / batched,
         "decisions": len(pairs),
         "differing": differing / len(pairs),
     }

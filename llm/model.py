@@ -118,8 +118,7 @@ class LanguageModel:
             if c in self._store:
                 self._store.move_to_end(c)
         self.heads.use(None)
-        for start in range(0, len(fresh), self.max_batch):
-            part = fresh[start : start + self.max_batch]
+        for part in self._near(fresh):
             size = len(part[-1])
             ids = torch.zeros((len(part), size), dtype=torch.long)
             for b, c in enumerate(part):
@@ -139,6 +138,15 @@ class LanguageModel:
                 continue
             del self._store[oldest]
             self._stored -= sum(k.nbytes + v.nbytes for k, v in kv)
+
+    def _near(self, contexts: Sequence[tuple[int, ...]]) -> Iterator[Sequence[tuple[int, ...]]]:
+        """Yield contexts, given by length, in parts of near length: padding costs what tokens cost."""
+        start = 0
+        for end in range(1, len(contexts) + 1):
+            full = end - start == self.max_batch
+            if end == len(contexts) or full or len(contexts[end]) > 1.2 * len(contexts[start]) + 2:
+                yield contexts[start:end]
+                start = end
 
     def _gather(self, contexts: Sequence[tuple[int, ...]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return left-padded keys and values of contexts, per layer [B, H, C, D]."""
@@ -254,36 +262,38 @@ class LanguageModel:
         logps: list[list[float]] = [[] for _ in group]
         masks: list[list[Mask]] = [[] for _ in group]
         ties = [0] * len(group)
+        rows = list(range(len(group)))  # of the group, that a step runs: those that have not ended, and some that have
         live = [True] * len(group)
         for t in range(longest):
-            step = [
-                r.grammar.mask(tuple(tokens[b])) if live[b] else (False, (self.template.end,))
-                for b, r in enumerate(group)
-            ]
+            step = [group[b].grammar.mask(tuple(tokens[b])) if live[b] else (False, (self.template.end,)) for b in rows]
             legal = torch.stack([self.legal(m, t == 0) for m in step])
-            logits = (self._lm_head(hidden) / temperature[:, None]).masked_fill(~legal, float("-inf"))
+            logits = (self._lm_head(hidden) / temperature[rows, None]).masked_fill(~legal, float("-inf"))
             logp = torch.log_softmax(logits, -1)
             choice = logits.argmax(-1)
-            sampled = [b for b in range(len(group)) if noise[b] is not None and live[b]]
+            sampled = [i for i, b in enumerate(rows) if noise[b] is not None and live[b]]
             if sampled:
-                u = torch.tensor([float(noise[b][t]) for b in sampled], dtype=torch.float64, device=self.device)  # type: ignore[index]
+                u = torch.tensor([float(noise[rows[i]][t]) for i in sampled], dtype=torch.float64, device=self.device)  # type: ignore[index]
                 total = logp[sampled].double().exp().cumsum(-1)
                 drawn = torch.searchsorted(total, (u * total[:, -1])[:, None], right=True)[:, 0]
                 choice[sampled] = drawn.clamp(max=self.vocab - 1)
             top = logits.topk(2, -1).values
             close = ((top[:, 0] - top[:, 1]) < NEAR_TIE).tolist()
             picked, picked_logp = choice.tolist(), logp.gather(1, choice[:, None])[:, 0].tolist()
-            for b, r in enumerate(group):
+            for i, b in enumerate(rows):
                 if live[b]:
-                    tokens[b].append(picked[b])
-                    logps[b].append(picked_logp[b])
-                    masks[b].append(step[b])
-                    ties[b] += close[b] and noise[b] is None
-                    live[b] = picked[b] != self.template.end and len(tokens[b]) < r.grammar.max_tokens
-            if not any(live):
+                    tokens[b].append(picked[i])
+                    logps[b].append(picked_logp[i])
+                    masks[b].append(step[i])
+                    ties[b] += close[i] and noise[b] is None
+                    live[b] = picked[i] != self.template.end and len(tokens[b]) < group[b].grammar.max_tokens
+            going = [i for i, b in enumerate(rows) if live[b]]
+            if not going:
                 break
-            keep = [b for b in range(len(group)) if live[b]]
-            seen = torch.cat([seen, torch.ones((len(group), 1), dtype=torch.bool, device=self.device)], 1)
+            if len(going) <= len(rows) // 2:  # the rest has ended: run it no further
+                cache.batch_select_indices(torch.tensor(going, device=self.device))
+                rows, choice = [rows[i] for i in going], choice[going]
+                seen, position = seen[going], position[going]
+            seen = torch.cat([seen, torch.ones((len(rows), 1), dtype=torch.bool, device=self.device)], 1)
             self.heads.use(group[0].head)
             body = self._body(
                 choice[:, None],
@@ -292,7 +302,7 @@ class LanguageModel:
                 past_key_values=cache,
                 use_cache=True,
             )
-            self.forward_tokens += len(keep)
+            self.forward_tokens += len(going)
             hidden = body.last_hidden_state[:, -1]
             position = position + 1
         return [
