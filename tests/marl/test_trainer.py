@@ -67,19 +67,23 @@ def test_a_checkpoint_as_from_a_hub_trains_two_updates(
 
 
 def test_a_run_trained_from_python_is_loaded_where_its_pipeline_is_known(
-    trained: Any, pipe: Callable[..., Any], tmp_path: Path
+    trained: Any, pipe: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from jointrag import load
     from jointrag.configs.load import dump_config
     from jointrag.configs.schema import Config
+    from jointrag.marl.trainer import LIVE
 
-    out, own = trained.result.out, trained.trainer.pipeline
+    assert LIVE[str(trained.result.out.resolve())] is trained.trainer.pipeline
+    own, out = trained.trainer.pipeline, tmp_path / "run"
+    shutil.copytree(trained.result.out, out)
     (out / "config.yaml").write_text(dump_config(Config()))  # as Trainer writes it where no config was given
+    shutil.copytree(out, tmp_path / "elsewhere")
+    monkeypatch.setitem(LIVE, str(out.resolve()), own)
     assert load(out) is own
     other = pipe()
     assert load(out, pipeline=other) is other
     assert other.llm.heads.hash("filter") == own.llm.heads.hash("filter")
-    shutil.copytree(out, tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match=r"build it as for training and write load\(.*pipeline="):
         load(tmp_path / "elsewhere")
 
