@@ -25,6 +25,7 @@ from jointrag.llm.template import Template
 from jointrag.llm.types import Completion, Mask, Request
 
 TINY = Path(__file__).resolve().parent / "tiny"
+OTHERS = 16  # orderings drawn beside the one that acts
 NEAR_TIE = 1e-3  # logits closer than this may change places with the batch's shape
 
 
@@ -334,15 +335,24 @@ class LanguageModel:
         scores, vectors, legal = self._candidates(group)
         logits = self._candidate_logits(group[0].head, hidden, (scores, vectors, legal), self._taus(group))
         n = logits.shape[1]
-        noise = np.zeros((len(group), n))
+        noise = np.zeros((1 + OTHERS, len(group), n))
         for b, r in enumerate(group):
-            if r.sample:
-                noise[b] = -np.log(-np.log(np.clip(uniforms(r, n), 1e-12, 1 - 1e-12)))
+            if r.sample and r.candidates is not None:
+                m = len(r.candidates.ids)
+                drawn = np.clip(uniforms(r, (1 + OTHERS) * m).reshape(-1, m), 1e-12, 1 - 1e-12)
+                noise[:, b, :m] = -np.log(-np.log(drawn))
         picks = [min(r.picks, int(legal[b].sum())) for b, r in enumerate(group)]
-        chosen = ranking.order(logits.double(), max(picks), torch.from_numpy(noise).to(self.device))
+        orders = [ranking.order(logits.double(), max(picks), torch.from_numpy(z).to(self.device)) for z in noise]
+        chosen, others = orders[0], [o.tolist() for o in orders[1:]]
         used = torch.arange(max(picks), device=self.device)[None] < torch.tensor(picks, device=self.device)[:, None]
         logp, _ = ranking.log_prob(logits, chosen, used)
-        return [Completion(tuple(chosen[b, :k].tolist()), tuple(logp[b, :k].tolist()), ()) for b, k in enumerate(picks)]
+        return [
+            Completion(
+                tuple(chosen[b, :k].tolist()), tuple(logp[b, :k].tolist()), (),
+                others=tuple(tuple(o[b][:k]) for o in others) if group[b].sample else (),
+            )
+            for b, k in enumerate(picks)
+        ]  # fmt: skip
 
     def _candidate_logits(
         self,

@@ -78,3 +78,4 @@ class Completion:
     text: str = ""
     cut: bool = False  # ended by the length limit, not by its end token
     near_ties: int = 0  # positions whose two best logits (greedy) differ by less than 1e-3
+    others: tuple[tuple[int, ...], ...] = ()  # rankings: further orderings drawn alike, for a baseline

@@ -69,6 +69,7 @@ class Learner:
             for n, k in ((n, self.settings[n].kl) for n in self.learning)
         }
         self.spread = {n: losses.RunningStat() for n in self.learning}
+        self.episodes_done = 0
 
     # reading rollouts
 
@@ -96,6 +97,7 @@ class Learner:
 
     def score(self, episodes: Sequence[Episode], episodes_done: int) -> None:
         """Fill in rewards; a reward that is no finite number stops the run with the term named."""
+        self.episodes_done = episodes_done
         for e in episodes:
             self.rewards.score(e, episodes_done)
 
@@ -109,14 +111,18 @@ class Learner:
         out = []
         for e, episode in enumerate(episodes):
             first = min(seen[e], default=None)
+            below = False
             if first is not None:
+                below = self.rewards.guards.below_value and sum(episode.team.values()) < seen[e][first][0]
                 self.rewards.apply_value_guard(episode, seen[e][first][0])
             known = sorted(seen[e])
             vb = []
             for i in range(len(episode.decisions)):  # a decision without a critic input takes its predecessor's value
                 before = [k for k in known if k <= i]
                 vb.append(seen[e][before[-1] if before else known[0]] if known else (0.0, 0.0))
-            out.append(self.algorithm.credit(episode, [v for v, _ in vb], [b for _, b in vb], self.config.marl))
+            own = [self.rewards.baseline(episode, i, self.episodes_done, below) for i in range(len(vb))]
+            baselines = [b if mean is None else mean for (_, b), mean in zip(vb, own, strict=True)]
+            out.append(self.algorithm.credit(episode, [v for v, _ in vb], baselines, self.config.marl))
         return out
 
     @torch.no_grad()

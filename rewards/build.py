@@ -115,6 +115,39 @@ class RewardFunction:
             out = {**drop_positive(out), "format": self.format.at(episodes_done)}
         return out
 
+    def baseline(self, episode: Episode, i: int, episodes_done: int, below: bool) -> float | None:
+        """Return the mean process reward of the other orderings drawn for a ranking; None where there are none.
+
+        The same candidates, question and past: what is left of the reward over it is the ordering's own doing (a
+        baseline by the policy itself, as in RLOO, arXiv 2402.14740). `below`: the below-value guard halves.
+        """
+        own = episode.decisions[i]
+        if own.completion is None or own.request is None or own.request.candidates is None or not own.completion.others:
+            return None
+        ids, by_id = own.request.candidates.ids, {p.id: p for p in own.received}
+        branches = sum(d.agent == own.agent and d.step == own.step for d in episode.decisions)
+        known: dict[tuple[int, ...], float] = {}
+        for rows in own.completion.others:
+            if rows not in known:
+                value = tuple(ids[r] for r in rows)
+                passages = type(own.update["passages"])([by_id[x] for x in value], own.hop + 1)
+                other = replace(own, value=value, update={**own.update, "passages": passages})
+                decisions = [*episode.decisions[:i], other, *episode.decisions[i + 1 :]]
+                terms = self._terms_of(replace(episode, decisions=decisions), i, branches, episodes_done)
+                known[rows] = sum((halve_positive(terms) if below else terms).values())
+        return sum(known[rows] for rows in own.completion.others) / len(own.completion.others)
+
+    def _terms_of(self, episode: Episode, i: int, branches: int, episodes_done: int) -> dict[str, float]:
+        decision, terms = episode.decisions[i], {}
+        for name, term, weight in self.process.get(decision.agent, ()):
+            told = f"process reward {name!r} of agent {decision.agent!r}, question {episode.question.id!r}"
+            value = _finite(_scored(told, term.score_decision, episode, i), told)
+            value = _finite(weight.at(episodes_done) * value, told)
+            if value > 0:
+                value /= branches * (self.max_hops if term.per_hop else 1)
+            terms[name] = value
+        return terms
+
     def _score_process(self, episode: Episode, episodes_done: int) -> list[dict[str, float]]:
         branches = Counter((d.agent, d.step) for d in episode.decisions)
         leaked = leaks(episode) if self.guards.answer_in_query else frozenset()
@@ -122,13 +155,7 @@ class RewardFunction:
         for i, decision in enumerate(episode.decisions):
             terms: dict[str, float] = {}
             if not decision.forced and not decision.failed:
-                for name, term, weight in self.process.get(decision.agent, ()):
-                    told = f"process reward {name!r} of agent {decision.agent!r}, question {episode.question.id!r}"
-                    value = _finite(_scored(told, term.score_decision, episode, i), told)
-                    value = _finite(weight.at(episodes_done) * value, told)
-                    if value > 0:
-                        value /= branches[decision.agent, decision.step] * (self.max_hops if term.per_hop else 1)
-                    terms[name] = value
+                terms = self._terms_of(episode, i, branches[decision.agent, decision.step], episodes_done)
                 if decision.malformed or i in leaked:
                     terms = drop_positive(terms)
                 if decision.malformed and decision.mode == "learn":

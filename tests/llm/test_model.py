@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from jointrag.data.errors import ConfigError, HeadError
 from jointrag.llm.actions import FreeText
 from jointrag.llm.heads import Heads
-from jointrag.llm.model import LanguageModel, load_trunk, uniforms
+from jointrag.llm.model import OTHERS, LanguageModel, load_trunk, uniforms
 from jointrag.llm.toy import save_toy, toy_model, toy_tokenizer, toy_trunk
 from jointrag.llm.types import Candidates, Completion, Request
 
@@ -216,6 +216,25 @@ def test_sampled_rankings_have_plackett_luce_frequencies(build: Build, ask: Ask)
     done = lm.generate([replace(request, key=(i,)) for i in range(1000)])
     assert abs(np.mean([c.tokens[0] == 0 for c in done]) - 4 / 7) < 0.05
     assert abs(np.mean([c.tokens == (0, 1) for c in done]) - 8 / 21) < 0.05
+
+
+def test_other_orderings_are_drawn_like_the_one_that_acts_and_greedy_draws_none(build: Build, ask: Ask) -> None:
+    lm = build()
+    request = replace(ask(lm, 1, agents=("retriever",))[0], temperature=1.0, picks=1)
+    scores = np.log(np.array([4.0, 2.0, 1.0], np.float32))
+    lm.heads.set_state("retriever", {k: v * 0 for k, v in lm.heads.state("retriever").items()})
+    candidates = Candidates(("a", "b", "c"), scores, np.zeros((3, 6), np.float32), (True,) * 3)
+    requests = [replace(request, candidates=candidates, key=(i,)) for i in range(200)]
+    done = lm.generate(requests)
+    others = [o for c in done for o in c.others]
+    assert len(others) == 200 * OTHERS
+    assert abs(np.mean([o == (0,) for o in others]) - 4 / 7) < 0.05
+    longer = Candidates(
+        ("a", "b", "c", "d"), np.append(scores, np.float32(0)), np.zeros((4, 6), np.float32), (True,) * 4
+    )
+    beside = lm.generate([requests[0], replace(request, candidates=longer, key=(999,))])[0]
+    assert (beside.tokens, beside.others) == (done[0].tokens, done[0].others)  # whatever runs beside it
+    assert lm.generate([replace(requests[0], sample=False)])[0].others == ()
 
 
 def test_gradients_reach_the_acting_head_alone(build: Build, ask: Ask) -> None:

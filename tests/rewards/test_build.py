@@ -7,12 +7,15 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jointrag.data.errors import ConfigError, TrainingError
 from jointrag.graph.episode import Episode
+from jointrag.llm.types import Candidates, Completion
 from jointrag.rewards import DEFAULT, ProcessTerm, TeamTerm, build_rewards, register_process, register_team
 from jointrag.rewards.registry import PROCESS, TEAM
 
@@ -180,6 +183,39 @@ def test_scoring_twice_gives_the_same_and_depends_on_no_other_episode(story: Any
     reward.score(again, value=9.0)
     reward.score(again)
     assert (again.team, again.process) == (first.team, first.process)
+
+
+# a ranking's baseline
+
+
+def ranked(story: Any, others: Sequence[tuple[int, ...]]) -> Any:
+    """The gold passage a picked first, out of a and x; `others` are rows of (a, x)."""
+    told = story(gold=("a",)).ask("one").retrieve("a", others=["x"])
+    own = told.episode.decisions[1]
+    candidates = Candidates(("a", "x"), None, None, (True, True))
+    told.episode.decisions[1] = replace(
+        own,
+        request=replace(own.request, candidates=candidates),
+        completion=Completion((0,), (-0.1,), (), others=tuple(others)),
+    )
+    return told.episode
+
+
+def test_a_rankings_baseline_is_the_mean_reward_of_the_other_orderings(story: Any) -> None:
+    reward = build_rewards({"process": {"retriever": [{"type": "recall_gain", "weight": 2.0}]}}, max_hops=1)
+    episode = ranked(story, [(0,), (1,), (1,), (1,)])  # a found in one of four: 2 * 1/4
+    reward.score(episode)
+    before = episode.decisions[1]
+    assert sum(episode.process[1].values()) == 2.0
+    assert reward.baseline(episode, 1, 0, below=False) == 0.5
+    assert reward.baseline(episode, 1, 0, below=True) == 0.25  # halved as the reward itself would be
+    assert episode.decisions[1] is before
+
+
+def test_what_was_no_sampled_ranking_has_no_such_baseline(story: Any) -> None:
+    reward = build_rewards({"process": {"retriever": [{"type": "recall_gain"}]}})
+    episode = ranked(story, [])
+    assert [reward.baseline(episode, i, 0, below=False) for i in (0, 1)] == [None, None]
 
 
 # numbers that are none
