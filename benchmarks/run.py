@@ -143,7 +143,12 @@ def trained_f1(updates: int) -> dict[str, float]:
         )
         job = prepare(config)
         trainer = Trainer(
-            job.pipeline, job.data.train, job.data.dev, config=config, out=f"runs/bench-{activation}", resume=True
+            job.pipeline,
+            job.data.train,
+            job.data.dev,
+            config=config,
+            out=f"runs/bench-{activation}-{updates}",
+            resume=True,
         )
         out[activation] = max(trainer.train().dev_f1.values())
     return out

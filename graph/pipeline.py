@@ -26,12 +26,12 @@ CRITIC = "critic"
 def head_map(agents: Sequence[Agent], heads: str | Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return agent -> head for a sharing map: "separate", "shared", or {head: [agents]}."""
     names = [a.name for a in agents if a.trainable]
-    if heads == "shared":
-        heads = {"shared": names} if names else {}
-    if isinstance(heads, str) and heads != "separate":
+    if heads in ("separate", "shared"):  # an agent that no head names gets its own
+        heads = {"shared": names} if heads == "shared" and names else {}
+    if isinstance(heads, str):
         raise ConfigError(f"llm.heads: got {heads!r}; expected separate, shared, or a map from head to agents")
     out: dict[str, str] = {}
-    for head, members in heads.items() if not isinstance(heads, str) else ():
+    for head, members in heads.items():
         for agent in members:
             if agent not in names:
                 raise ConfigError(

@@ -111,10 +111,7 @@ class Learner:
         out = []
         for e, episode in enumerate(episodes):
             first = min(seen[e], default=None)
-            below = False
-            if first is not None:
-                below = self.rewards.guards.below_value and sum(episode.team.values()) < seen[e][first][0]
-                self.rewards.apply_value_guard(episode, seen[e][first][0])
+            below = first is not None and self.rewards.apply_value_guard(episode, seen[e][first][0])
             known = sorted(seen[e])
             vb = []
             for i in range(len(episode.decisions)):  # a decision without a critic input takes its predecessor's value

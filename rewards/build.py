@@ -88,11 +88,16 @@ class RewardFunction:
         if value is not None:
             self.apply_value_guard(episode, value)
 
-    def apply_value_guard(self, episode: Episode, value: float) -> None:
-        """Halve the positive process values where the team reward is below V(s_1) = `value`; once a scored episode."""
+    def apply_value_guard(self, episode: Episode, value: float) -> bool:
+        """Halve the positive process values where the team reward is below V(s_1) = `value`; True where it did.
+
+        Once a scored episode.
+        """
         _finite(value, f"the critic's first value of question {episode.question.id!r}")
-        if self.guards.below_value and sum(episode.team.values()) < value:
+        below = self.guards.below_value and sum(episode.team.values()) < value
+        if below:
             episode.process = [halve_positive(terms) for terms in episode.process]
+        return below
 
     def without_process(self) -> RewardFunction:
         """Return the same with no process terms; the format penalty stays."""

@@ -101,7 +101,7 @@ def test_what_an_episode_counts() -> None:
     e.decisions = [
         decision("rewriter", 0, request=request, completion=done),
         decision("retriever", 1, searches=2, update={"passages": [A, B]}),
-        decision("retriever", 2, searches=1, update={"passages": [B, C]}, failed=True),
+        decision("retriever", 2, searches=1, update={"passages": [B, C]}, failed="RetrievalError: down"),
         decision("answerer", 3, request=request),
     ]
     assert (e.searches, e.retrieved, e.llm_calls, e.tokens) == (3, ["a", "b", "c"], 1, 6)
@@ -116,7 +116,7 @@ def test_only_a_learning_agents_own_free_action_trains() -> None:
     assert decision("a", 0, completion=done).trains
     assert not decision("a", 0).trains
     assert not decision("a", 0, completion=done, forced=True).trains
-    assert not decision("a", 0, completion=done, failed=True).trains
+    assert not decision("a", 0, completion=done, failed="RetrievalError: down").trains
     frozen = decision("a", 0, completion=done)
     frozen.mode = "frozen"
     assert not frozen.trains

@@ -159,9 +159,9 @@ def test_a_malformed_decision_of_an_agent_that_does_not_learn_pays_no_format(sto
     assert "format" not in told.episode.process[0]
 
 
-@pytest.mark.parametrize("flag", ["forced", "failed"])
-def test_forced_decisions_and_failed_tools_are_not_judged(story: Any, flag: str) -> None:
-    told = story().ask("one").retrieve("a", **{flag: True}).stop(**{flag: True})
+@pytest.mark.parametrize("mark", [{"forced": True}, {"failed": "TimeoutError: slow"}])
+def test_forced_decisions_and_failed_tools_are_not_judged(story: Any, mark: dict[str, Any]) -> None:
+    told = story().ask("one").retrieve("a", **mark).stop(**mark)
     build_rewards().score(told.episode)
     assert told.episode.process[1:] == [{}, {}]
 
