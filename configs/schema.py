@@ -166,12 +166,20 @@ class AgentConfig(Section):
         return "swap" if isinstance(self.mode, Swap) else self.mode
 
 
+class GuardsConfig(Section):
+    """What keeps process rewards from being earned without answering better."""
+
+    answer_in_query: bool = True  # a query that gives away an answer nobody has read earns nothing
+    below_value: bool = True  # where the outcome is worse than the critic expected, positive process terms pay half
+
+
 class RewardsConfig(Section):
     """Weighted terms; each `{type, weight, ...}` is checked by `rewards` when it is built."""
 
     team: list[dict[str, Any]] = Field(default_factory=lambda: copy.deepcopy(DEFAULT_TEAM))
     process: dict[str, list[dict[str, Any]]] = Field(default_factory=lambda: copy.deepcopy(DEFAULT_PROCESS))
-    format: float = -0.2  # malformed output of any agent
+    format: float | dict[str, Any] = -0.2  # malformed output of any agent; scheduled like any weight
+    guards: GuardsConfig = GuardsConfig()
 
     @field_validator("process")
     @classmethod

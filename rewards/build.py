@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jointrag.configs.schema import DEFAULT_PROCESS, DEFAULT_TEAM
+from jointrag.configs.schema import GuardsConfig, RewardsConfig
 from jointrag.data.errors import ConfigError, TrainingError, nearest
 from jointrag.graph.episode import Episode
 from jointrag.rewards.base import ProcessTerm, TeamTerm
@@ -31,12 +31,7 @@ from jointrag.rewards.guards import drop_positive, halve_positive, leaks
 from jointrag.rewards.reading import malformed_answer
 from jointrag.rewards.registry import PROCESS, TEAM
 
-DEFAULT: dict[str, Any] = {
-    "team": DEFAULT_TEAM,
-    "process": DEFAULT_PROCESS,
-    "format": -0.2,
-    "guards": {"answer_in_query": True, "below_value": True},
-}
+DEFAULT: dict[str, Any] = RewardsConfig().model_dump()
 
 LARGEST = 1e6  # a reward beyond it is a mistake, and would drown every statistic
 
@@ -57,15 +52,6 @@ class Weight(BaseModel):
         return self.start + (self.end - self.start) * min(1.0, max(0, episodes_done) / self.episodes)
 
 
-class Guards(BaseModel):
-    """Which guards are on."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    answer_in_query: bool = True
-    below_value: bool = True
-
-
 @dataclass(frozen=True)
 class RewardFunction:
     """Scores finished episodes. Its result depends on the episode and the weights' schedule alone.
@@ -76,7 +62,7 @@ class RewardFunction:
     team: tuple[tuple[str, TeamTerm, Weight], ...]
     process: Mapping[str, tuple[tuple[str, ProcessTerm, Weight], ...]]
     format: Weight
-    guards: Guards = field(default_factory=Guards)
+    guards: GuardsConfig = field(default_factory=GuardsConfig)
     max_hops: int = 3
 
     def score(self, episode: Episode, episodes_done: int = 0, value: float | None = None) -> None:
@@ -194,7 +180,7 @@ def build_rewards(
         raise ConfigError(
             f"rewards.format: got {settings['format']!r}, expected 0 or less; it is what malformed output costs: -0.2"
         )
-    guards = _model(Guards, settings.get("guards", DEFAULT["guards"]), "rewards.guards")
+    guards = _model(GuardsConfig, settings.get("guards", DEFAULT["guards"]), "rewards.guards")
     if isinstance(max_hops, bool) or not isinstance(max_hops, int) or max_hops < 1:
         raise ConfigError(f"graph.max_hops: got {max_hops!r}, expected an integer of at least 1; correct the value")
     return RewardFunction(team, process, penalty, guards, max_hops)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jointrag.configs.load import load_config
 from jointrag.data.errors import ConfigError, TrainingError
 from jointrag.graph.episode import Episode
 from jointrag.llm.types import Candidates, Completion
@@ -376,3 +377,11 @@ def test_rewards_import_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_config_sets_guards_and_schedules() -> None:
+    ramp = {"from": -0.1, "to": -0.3, "episodes": 100}
+    config = load_config({"extends": "demo", "rewards": {"format": ramp, "guards": {"answer_in_query": False}}})
+    reward = build_rewards(config.rewards.model_dump())
+    assert (reward.format.at(0), reward.format.at(50), reward.format.at(1000)) == pytest.approx((-0.1, -0.2, -0.3))
+    assert (reward.guards.answer_in_query, reward.guards.below_value) == (False, True)
