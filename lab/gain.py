@@ -27,7 +27,7 @@ from jointrag.eval.statistics import paired_difference, paired_over_seeds, seed_
 Floats = np.ndarray[Any, Any]
 
 AGENTS = ("rewriter", "retriever", "filter", "answerer")
-DOUBLED = 0.02  # doubling the warm start's steps may move F1 by less: a seed's own shift is noise of that size
+DOUBLED = 0.02  # doubling the warm start's steps may move F1 by less
 READS = 0.80  # F1 of the warm answerer given gold passages
 ORACLE = 0.03  # what each single oracle adds to the warm pipeline
 BARS = {
@@ -152,20 +152,24 @@ def _mark(text: str, good: bool) -> str:
 
 
 def warm_report(root: Path, seeds: Sequence[int]) -> tuple[str, bool]:
-    """Return the warm starts' table and whether every bar is met: by each seed, doubled steps by the seeds' mean."""
+    """Return the warm starts' table and whether every bar is met, by the mean over seeds: of 1,000 questions each.
+
+    A seed's own shift from doubled steps, or from an oracle, has a standard error of .006 to .010 from its questions.
+    """
     lines = _head(("seed", "warm", "steps doubled", "given gold", *(f"+ oracle {a}" for a in AGENTS)))
-    ok, moved = True, []
+    shifts: dict[str, list[float]] = {"doubled": [], "given gold": [], **{a: [] for a in AGENTS}}
     for seed in seeds:
         found: Mapping[str, float] = json.loads((root / f"{seed}" / "warm_check.json").read_text())
-        warm, reads = found["warm"], found["given gold"]
-        moved.append(found["doubled"] - warm)
-        cells = [(f"{moved[-1]:+.3f}", True), (f"{reads:.3f}", reads >= READS)]
-        cells += [(f"{found[a] - warm:+.3f}", found[a] - warm >= ORACLE) for a in AGENTS]
-        ok &= all(good for _, good in cells)
-        lines.append(_row((str(seed), f"{warm:.3f}", *(_mark(text, good) for text, good in cells))))
-    mean = float(np.mean(moved))
-    good = abs(mean) < DOUBLED
-    return "\n".join([*lines, "", _mark(f"doubling the warm start's steps: mean {mean:+.3f}", good)]), ok and good
+        for key, values in shifts.items():
+            values.append(found[key] - (0.0 if key == "given gold" else found["warm"]))
+        moved, reads, *oracles = (values[-1] for values in shifts.values())
+        cells = (f"{moved:+.3f}", f"{reads:.3f}", *(f"{x:+.3f}" for x in oracles))
+        lines.append(_row((str(seed), f"{found['warm']:.3f}", *cells)))
+    moved, reads, *oracles = (float(np.mean(values)) for values in shifts.values())
+    good = [abs(moved) < DOUBLED, reads >= READS, *(x >= ORACLE for x in oracles)]
+    cells = (f"{moved:+.3f}", f"{reads:.3f}", *(f"{x:+.3f}" for x in oracles))
+    lines.append(_row(("mean", "", *(_mark(text, ok) for text, ok in zip(cells, good, strict=True)))))
+    return "\n".join(lines), all(good)
 
 
 def report(root: Path, seeds: Sequence[int]) -> tuple[str, bool]:
