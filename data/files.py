@@ -211,7 +211,10 @@ def _rows(path: Path, what: str) -> Iterator[_Row]:
                     count += 1
                     yield _Row(path, number, _object(path, number, raw))
     except FileNotFoundError as error:
-        raise DataError(f"{path}: got no such file, expected a jsonl file ({what}); check the path.") from error
+        raise DataError(
+            f"{path}: got no such file, expected a jsonl file ({what}); check the path: it is relative to the working "
+            f"directory, {Path.cwd()}."
+        ) from error
     except OSError as error:
         why = error.strerror or str(error)
         raise DataError(

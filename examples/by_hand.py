@@ -62,4 +62,6 @@ def main(
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv):
+        sys.exit(__doc__)
     main(*sys.argv[1:3])

@@ -77,4 +77,6 @@ def main(trunk: str = "tiny", out: str = "runs/own_agent", *overrides: str) -> N
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv):
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from jointrag.configs.load import dump_config
 from jointrag.configs.schema import Config
-from jointrag.data.errors import CheckpointError, ConfigError, DataError, StorageError
+from jointrag.data.errors import CheckpointError, ConfigError, DataError, StorageError, nearest
 from jointrag.data.files import read_questions
 from jointrag.data.types import Question
 from jointrag.eval.evaluation import write_json_atomic
@@ -97,7 +97,8 @@ class Trainer:
         unknown = [k for k in marl if k not in type(config.marl).model_fields]
         if unknown:
             raise ConfigError(
-                f"Trainer: unknown setting {unknown[0]!r}; expected one of {sorted(type(config.marl).model_fields)}"
+                f"Trainer: unknown setting {unknown[0]!r}; expected one of {sorted(type(config.marl).model_fields)}."
+                f"{nearest(unknown[0], type(config.marl).model_fields)}"
             )
         if marl:
             try:
@@ -158,7 +159,8 @@ class Trainer:
             )
         if state is not None and not self.resume:
             raise CheckpointError(
-                f"{self.out} holds a run already; expected a new folder: set out=..., or go on with --resume"
+                f"{self.out} holds a run already; expected a new folder: set out=..., or go on with --resume (Trainer: "
+                f"resume=True)"
             )
         if state is not None and state["identity"] != self._identity:
             raise CheckpointError(

@@ -16,7 +16,7 @@ def recall_at(index: Index, questions: Sequence[Question], ks: Sequence[int] = K
     asked = [q for q in questions if q.supporting_ids]
     if not asked:
         raise DataError(
-            f"got {len(questions)} questions without supporting_ids, expected some with gold passages; "
+            f"got {len(questions)} questions, none with supporting_ids, expected some with gold passages; "
             f"recall needs them, so name a set that has them."
         )
     found = index.search([q.question for q in asked], max(ks))

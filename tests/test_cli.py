@@ -522,3 +522,34 @@ def test_the_examples_run(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys
     files = ["data={corpus: corpus.jsonl, train: train.jsonl, dev: dev.jsonl, test: test.jsonl}"]
     own["main"]("toy", "runs/own", *files, *(x for x in SMALL if not x.startswith(("data", "out"))))
     assert "without_checker" in capsys.readouterr().out
+
+
+# folders that are no run
+
+
+def test_what_is_no_run_folder_is_told_apart(trained: Path, run: Run) -> None:
+    for path, told in (
+        ("config.yaml", "got a config, expected the folder of its run, which is runs/mine"),
+        (".", "expected one written by `jointrag train`; the run of config.yaml is runs/mine"),
+        ("runs/nothere", "got no such folder"),
+    ):
+        code, _, err = run("eval", path)
+        assert code == 2 and told in err, err
+
+
+def test_a_run_trained_from_python_says_how_to_use_it(trained: Path, run: Run) -> None:
+    from jointrag.configs.load import dump_config
+    from jointrag.configs.schema import Config
+
+    folder = trained / "by-hand"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(dump_config(Config()))
+    (folder / "metrics.jsonl").write_text("")
+    code, _, err = run("ask", "by-hand", "Who ?")
+    assert code == 2 and "jointrag.load('by-hand', pipeline=...)" in err
+    assert run("report", "by-hand")[0] == 0  # its curves need no data
+
+
+def test_a_misspelt_command_has_a_suggestion_and_a_flag_of_place(run: Run) -> None:
+    assert "Did you mean 'train'?" in run("trian", "config.yaml")[2]
+    assert "It goes after the command." in run("--json", "graph", "demo")[2]

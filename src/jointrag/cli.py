@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -151,14 +152,28 @@ def _told(differ: Mapping[str, tuple[Any, Any]], most: int = 4) -> str:
     return "; ".join(told[:most]) + (f"; and {len(told) - most} more" if len(told) > most else "")
 
 
-def _run_config(folder: Path, overrides: Sequence[str] = ()) -> Config:
-    """Return the config of a run folder, which has to be one."""
+def _run_config(folder: Path, overrides: Sequence[str] = (), need_data: bool = True) -> Config:
+    """Return the config of a run folder, which has to be one; `need_data`: of one that holds its graph and data."""
     from jointrag.configs.load import load_config
 
-    if not (folder / "config.yaml").is_file():
-        what = "no run folder: config.yaml is missing" if folder.exists() else "no such folder"
-        raise CheckpointError(f"{folder}: got {what}, expected one written by `jointrag train` or `jointrag demo`")
-    return load_config(folder / "config.yaml", overrides).model_copy(update={"out": str(folder)})
+    if folder.is_file():
+        out = load_config(folder, need_data=False).out
+        raise CheckpointError(f"{folder}: got a config, expected the folder of its run, which is {out}")
+    if not folder.exists():
+        raise CheckpointError(f"{folder}: got no such folder, expected one written by `jointrag train`; check the path")
+    file = folder / "config.yaml"
+    if not any((folder / name).exists() for name in ("checkpoint", "heads", "metrics.jsonl")):
+        has = f"; the run of {file} is {load_config(file, need_data=False).out}" if file.is_file() else ""
+        raise CheckpointError(f"{folder}: got no run folder, expected one written by `jointrag train`{has}")
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: got no run folder: config.yaml is missing; expected it: put it back")
+    config = load_config(file, overrides, need_data=False).model_copy(update={"out": str(folder)})
+    if need_data and not config.data.given:
+        raise CheckpointError(
+            f"{folder}: got a run trained from Python, which holds heads and no graph or data, expected one of a "
+            f"config; use it from Python: jointrag.load({str(folder)!r}, pipeline=...)"
+        )
+    return config
 
 
 def _started(out: Path) -> bool:
@@ -275,11 +290,11 @@ def train(args: argparse.Namespace, screen: Screen) -> Outcome:
     if args.dry_run:
         return plan(config, screen)
     if _started(out):
+        _check_same(out, config)
         if not args.resume:
             raise CheckpointError(
                 f"{out}: got a folder that holds a run, expected a new one; go on with --resume, or set out=..."
             )
-        _check_same(out, config)
     return _train(config, args.resume, screen, shlex.join(["jointrag", "train", args.config, *args.rest, "--resume"]))
 
 
@@ -316,7 +331,10 @@ def plan(config: Config, screen: Screen) -> Outcome:
         }
         for a in pipeline.agents
     }
-    holds = "holds a run: --resume goes on" if _started(out) else "new"
+    holds = "new"
+    if _started(out):
+        other = differences(_run_config(out, need_data=False), config)
+        holds = "holds a run of another config: set out=..." if other else "holds a run: --resume goes on"
     document: Document = {
         "agents": agents,
         "critic_parameters": sizes.get("critic", 0),
@@ -516,6 +534,8 @@ def index_build(args: argparse.Namespace, screen: Screen) -> Outcome:
     config = load_config(args.config, args.rest)
     own = any(o.partition("=")[0].strip() == "out" for o in args.rest)
     folder = Path(config.out) if own else Path(config.out) / "index"
+    if not own and _started(Path(config.out)):
+        _check_same(Path(config.out), config)
     spec = index_spec(config.index)
     passages = load_data(config).passages
     index = build_index(config.index, passages)
@@ -629,7 +649,7 @@ def report(args: argparse.Namespace, screen: Screen) -> Outcome:
     """Write report.html of a run anew."""
     from jointrag.eval.report import write_report
 
-    _run_config(Path(args.run))
+    _run_config(Path(args.run), need_data=False)
     path = write_report(Path(args.run))
     return {"run": args.run, "report": str(path)}, f"report: {path}"
 
@@ -698,6 +718,13 @@ def _json(path: Path) -> Document:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        from jointrag.data.errors import nearest
+
+        wrong = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
+        if wrong:
+            message += "." + nearest(wrong[1], re.findall(r"'(.+?)'", wrong[2]))
+        elif message.endswith("COMMAND"):
+            message += "; jointrag --help lists them"
         self.print_usage(sys.stderr)
         self.exit(USER, f"{self.prog}: {message}\n")
 
@@ -754,9 +781,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         from jointrag.data.errors import nearest
 
         known = [s for a in _options(top) for s in a]
-        top.error(
-            f"got the unknown argument {flags[0]!r}; see `jointrag {args.command} --help`.{nearest(flags[0], known)}"
-        )
+        hint = " It goes after the command." if flags[0] in known else nearest(flags[0], known)
+        top.error(f"got the unknown argument {flags[0]!r}; see `jointrag {args.command} --help`.{hint}")
     if args.takes_rest:
         args.rest = [*args.rest, *extra]
     return args

@@ -25,5 +25,5 @@ def test_k_beyond_the_corpus_is_everything() -> None:
 
 def test_questions_without_gold_are_refused() -> None:
     index = build_index({"type": "bm25"}, [Passage("a", "otter", "wet")])
-    with pytest.raises(DataError, match="got 1 questions without supporting_ids"):
+    with pytest.raises(DataError, match="got 1 questions, none with supporting_ids"):
         recall_at(index, [Question("1", "otter", ("x",))])
