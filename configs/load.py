@@ -29,7 +29,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from jointrag.configs.schema import DEFAULT_EDGES, DEFAULT_NODES, DEFAULT_PROCESS, Config, GraphConfig
-from jointrag.data.errors import ConfigError, nearest
+from jointrag.data.errors import CheckpointError, ConfigError, nearest
 
 Key = tuple[Any, ...]
 DEFAULT = "default"  # origin of a value that no file gave
@@ -101,6 +101,46 @@ def load_config(
             f"world, or `data: {{corpus: corpus.jsonl, train: .., dev: .., test: ..}}`."
         )
     return config
+
+
+def load_run(folder: Path, overrides: Sequence[str] = (), need_data: bool = True) -> Config:
+    """Return the config of a run folder, which has to be one; `need_data`: of one that holds its graph and data."""
+    if folder.is_file():
+        out = load_config(folder, need_data=False).out
+        raise CheckpointError(f"{folder}: got a config, expected the folder of its run, which is {out}")
+    if not folder.exists():
+        raise CheckpointError(f"{folder}: got no such folder, expected one written by `jointrag train`; check the path")
+    file = folder / "config.yaml"
+    if not any((folder / name).exists() for name in ("checkpoint", "heads", "metrics.jsonl")):
+        has = f"; the run of {file} is {load_config(file, need_data=False).out}" if file.is_file() else ""
+        raise CheckpointError(f"{folder}: got no run folder, expected one written by `jointrag train`{has}")
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: got no run folder: config.yaml is missing; expected it: put it back")
+    config = load_config(file, overrides, need_data=False).model_copy(update={"out": str(folder)})
+    if need_data and not config.data.given:
+        raise CheckpointError(
+            f"{folder}: got a run trained from Python, which holds heads and no graph or data, expected one of a "
+            f"config; use it from Python: jointrag.load({str(folder)!r}, pipeline=...)"
+        )
+    return config
+
+
+def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
+    """Return key -> (value in one, value in other) where two configs differ, `out` left out."""
+
+    def flat(value: Any, at: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict) and value:
+            for key, inner in value.items():
+                yield from flat(inner, f"{at}.{key}" if at else str(key))
+        else:
+            yield at, value
+
+    def whole(config: Config) -> dict[str, Any]:  # an agent the file does not mention has the default settings
+        agents = {name: config.agent(name).model_dump() for name in (*one.agents, *other.agents)}
+        return config.model_dump(exclude={"out"}) | {"agents": agents}
+
+    a, b = (dict(flat(whole(c), "")) for c in (one, other))
+    return {key: (a.get(key), b.get(key)) for key in sorted({*a, *b}) if a.get(key) != b.get(key)}
 
 
 def load_graph(path: str | os.PathLike[str]) -> tuple[GraphConfig, list[str]]:

@@ -196,6 +196,7 @@ class WarmStartConfig(Section):
     projection_lr: float = Field(default=4.0e-4, gt=0)  # of a retriever's projection
     batch: int = Field(default=48, ge=1)  # rows a step
     forms: Literal["auto", "question", "title", "question_title"] = "auto"  # auto: the form that does best on dev
+    run: str | None = None  # a run folder whose warm heads are taken instead, relative to the working directory
 
 
 class SftMoreConfig(Section):
@@ -214,6 +215,14 @@ class CriticConfig(Section):
     warm_up: int = Field(default=4, ge=0)  # passes over one batch of warm-start episodes before the first update
 
 
+class BudgetConfig(Section):
+    """A constraint on searches, kept by a price that rises while there are more."""
+
+    searches: float = Field(gt=0)  # mean queries a question
+    rate: float = Field(default=0.05, gt=0)  # of the price, per search too many and update
+    ramp: int = Field(default=10, ge=1)  # updates until the limit is down from what the policy does at first
+
+
 class MarlConfig(Section):
     """Joint training."""
 
@@ -222,6 +231,7 @@ class MarlConfig(Section):
     critic: CriticConfig = CriticConfig()
     updates: int = Field(default=30, ge=0)
     episodes_per_update: int = Field(default=128, ge=1)
+    group: int = Field(default=1, ge=1)  # episodes of one question; more than 1 for `credit: group_relative`
     epochs: int = Field(default=2, ge=1)
     minibatch: int = Field(default=64, ge=1)  # decisions of one head in one optimiser step, drawn at random
     gamma: float = Field(default=1.0, ge=0, le=1)
@@ -230,7 +240,21 @@ class MarlConfig(Section):
     grad_norm: float = Field(default=1.0, gt=0)
     final_rate: float = Field(default=0.2, gt=0, le=1)  # the learning rates fall linearly to this share
     average: float = Field(default=0.8, ge=0, lt=1)  # decay of the running means that are measured and kept; 0 = off
+    normalise: Literal["agent", "all"] = "agent"  # advantages: over each agent's own, or over those of all agents
     std_floor: float = Field(default=0.1, gt=0)  # advantages are divided by no less
+    budget: BudgetConfig | None = None  # null: searches are free, or cost what a reward term says
+    rollback: int = Field(default=0, ge=0)  # times a run may go back to its best heads when one diverges or collapses
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> MarlConfig:
+        if self.episodes_per_update % self.group:
+            raise ValueError(f"`group` to divide episodes_per_update ({self.episodes_per_update}); got {self.group}")
+        if self.algorithm == "ippo" and (self.budget or self.credit != "team_gae"):
+            what = "budget" if self.budget else f"credit ({self.credit})"
+            raise ValueError(
+                f"`algorithm: mappo` for a {what}: independent learners share no reward to price or divide"
+            )
+        return self
 
 
 class EvalConfig(Section):

@@ -58,6 +58,14 @@ class TrainingError(JointragError, ArithmeticError):
     """A reward, loss or gradient is not a finite number."""
 
 
+class DivergedError(TrainingError):
+    """The loss or gradient of `head` is not a finite number; its weights are still those of the step before."""
+
+    def __init__(self, message: str, head: str) -> None:
+        super().__init__(message)
+        self.head = head
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the known name closest to `name`, or "" if none is close."""
     match = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)

@@ -14,19 +14,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from jointrag.data.errors import TrainingError
+from jointrag.data.errors import DivergedError
 from jointrag.graph.episode import Decision, Episode
 from jointrag.graph.pipeline import Pipeline
 from jointrag.llm.model import Chunk
 from jointrag.llm.types import Completion, Request
 from jointrag.marl import losses
-from jointrag.marl.credit.team_gae import Credit
+from jointrag.marl.budget import SearchBudget
+from jointrag.marl.credit.base import Credit, Floats
 from jointrag.marl.critic import HEAD as CRITIC
 from jointrag.marl.critic import Critic
+from jointrag.marl.health import behaviour, silence
 from jointrag.marl.warm_start import optimizer_groups
 from jointrag.rewards.build import RewardFunction
 
 Act = tuple[Request, Completion]
+ALL = "*"  # key of the statistics over all agents: no agent has that name
+SLOWER = 0.1  # of its learning rate, for a head that was rolled back
 LOGGED = ("n", "kl", "entropy", "clipped", "gradient")  # sums over decisions and epochs
 
 
@@ -68,7 +72,8 @@ class Learner:
             n: losses.KLController(k.beta, k.target, min(k.floor, k.beta))  # beta 0 = off
             for n, k in ((n, self.settings[n].kl) for n in self.learning)
         }
-        self.spread = {n: losses.RunningStat() for n in self.learning}
+        self.spread = {n: losses.RunningStat() for n in (*self.learning, ALL)}
+        self.budget = SearchBudget(m.budget) if m.budget else None
         self.episodes_done = 0
 
     # reading rollouts
@@ -97,18 +102,30 @@ class Learner:
 
     def score(self, episodes: Sequence[Episode], episodes_done: int) -> None:
         """Fill in rewards; a reward that is no finite number stops the run with the term named."""
-        self.episodes_done = episodes_done
+        self.episodes_done = episodes_done  # replays of these episodes are weighed alike
+        self._score(episodes)
+
+    def _score(self, episodes: Sequence[Episode]) -> None:
         for e in episodes:
-            self.rewards.score(e, episodes_done)
+            self.rewards.score(e, self.episodes_done)
+        if self.budget:
+            self.budget.charge(episodes)
 
     def credit(
-        self, episodes: Sequence[Episode], where: Sequence[tuple[int, int]], values: np.ndarray[Any, Any]
+        self,
+        episodes: Sequence[Episode],
+        where: Sequence[tuple[int, int]],
+        values: np.ndarray[Any, Any],
+        replays: bool = True,
     ) -> list[Credit]:
-        """Return credit of every decision of every episode, in the algorithm's way."""
+        """Return credit of every decision of every episode, in the algorithm's way.
+
+        replays: False where only the critic's targets are wanted: nothing is run again.
+        """
         seen: list[dict[int, tuple[float, float]]] = [{} for _ in episodes]
         for (e, i), (v, b) in zip(where, values, strict=True):
             seen[e][i] = (float(v), float(b))
-        out = []
+        team, own = [], []
         for e, episode in enumerate(episodes):
             first = min(seen[e], default=None)
             below = first is not None and self.rewards.apply_value_guard(episode, seen[e][first][0])
@@ -117,10 +134,33 @@ class Learner:
             for i in range(len(episode.decisions)):  # a decision without a critic input takes its predecessor's value
                 before = [k for k in known if k <= i]
                 vb.append(seen[e][before[-1] if before else known[0]] if known else (0.0, 0.0))
-            own = [self.rewards.baseline(episode, i, self.episodes_done, below) for i in range(len(vb))]
-            baselines = [b if mean is None else mean for (_, b), mean in zip(vb, own, strict=True)]
-            out.append(self.algorithm.credit(episode, [v for v, _ in vb], baselines, self.config.marl))
+            team.append([v for v, _ in vb])
+            mean = [self.rewards.baseline(episode, i, self.episodes_done, below) for i in range(len(vb))]
+            own.append([b if m is None else m for (_, b), m in zip(vb, mean, strict=True)])
+
+        def replay(absent: frozenset[str]) -> Floats:
+            return self.replay(episodes, absent if replays else None)
+
+        learns = frozenset(self.learning)
+        out: list[Credit] = self.algorithm.credit(episodes, team, own, learns, replay, self.config.marl)
         return out
+
+    def replay(self, episodes: Sequence[Episode], absent: frozenset[str] | None) -> Floats:
+        """Return the team rewards of episodes run again with `absent` agents at their default, same randomness.
+
+        None: nothing is run. An episode that fails without them tells nothing: its reward stays what it was.
+        """
+        team = np.array([sum(e.team.values()) for e in episodes], dtype=float)
+        if absent is None:
+            return team
+        modes = {n: a.mode_name for n, a in self.settings.items()} | dict.fromkeys(absent, "default")
+        again = self.pipeline.run(
+            [e.question for e in episodes], modes=modes, sample=True, seeds=[e.seed for e in episodes],
+            concurrency=len(episodes),
+        )  # fmt: skip
+        self._score(again)
+        rewards = np.array([sum(e.team.values()) for e in again], dtype=float)
+        return np.where([bool(e.error) for e in again], team, rewards)
 
     @torch.no_grad()
     def references(self, samples: Sequence[Sample]) -> None:
@@ -150,12 +190,16 @@ class Learner:
         params = [p for g in optimizer.param_groups for p in g["params"]]
         assert all(p.requires_grad for p in params), f"head {head!r} was frozen behind our back"
         if not torch.isfinite(loss):
-            raise TrainingError(f"the loss of head {head!r} is {loss.item()}; expected a finite number: lower its lr")
+            raise DivergedError(
+                f"the loss of head {head!r} is {loss.item()}; expected a finite number: lower its lr", head
+            )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = float(torch.nn.utils.clip_grad_norm_(params, self.config.marl.grad_norm))
         if not math.isfinite(norm):
-            raise TrainingError(f"the gradient of head {head!r} is not finite; expected a finite number: lower its lr")
+            raise DivergedError(
+                f"the gradient of head {head!r} is not finite; expected a finite number: lower its lr", head
+            )
         for g, lr in zip(optimizer.param_groups, self.base_lr[head], strict=True):
             g["lr"] = lr * rate
         optimizer.step()
@@ -164,7 +208,7 @@ class Learner:
     def fit_critic(self, episodes: Sequence[Episode], epochs: int, seed: int, rate: float = 1.0) -> dict[str, float]:
         """Fit the critic on episodes already scored: its warm-up before the first update."""
         acts, where, values = self.values(episodes)
-        credits = self.credit(episodes, where, values)
+        credits = self.credit(episodes, where, values, replays=False)
         return self._fit(acts, where, values, credits, episodes, epochs, seed, rate)
 
     def _targets(
@@ -213,13 +257,15 @@ class Learner:
         samples = self.samples(episodes)
         self.references(samples)
         log: dict[str, Any] = {"agents": {}}
+        for s in samples:
+            s.advantage = float(credits[s.episode].advantages[s.index])
         for name in self.learning:
             mine = [s for s in samples if s.decision.agent == name]
-            raw = np.array([credits[s.episode].advantages[s.index] for s in mine], dtype=float)
-            normal = losses.normalise(raw, self.spread[name], m.std_floor)
-            for s, a in zip(mine, normal, strict=True):
-                s.advantage = float(a)
-            log["agents"][name] = self._describe(name, mine, raw, credits, episodes)
+            log["agents"][name] = self._describe(name, mine, credits, episodes)
+            if m.normalise == "agent":
+                self._normalise(mine, self.spread[name])
+        if m.normalise == "all":
+            self._normalise(samples, self.spread[ALL])
         log["critic"] = self._fit(acts, where, values, credits, episodes, m.critic.epochs, seed, rate)
         by_agent = self._explained(where, values, credits, episodes)
         rests = {n for n in self.learning if number % self.settings[n].interval}
@@ -229,17 +275,24 @@ class Learner:
             if log["agents"][name]["decisions"]:
                 self.kl[name].observe(log["agents"][name]["kl_to_warm"])
             log["agents"][name]["beta"] = self.kl[name].beta
+        if self.budget:
+            log["budget"] = self.budget.observe(episodes)
         return log
+
+    def _normalise(self, samples: Sequence[Sample], spread: losses.RunningStat) -> None:
+        raw = np.array([s.advantage for s in samples], dtype=float)
+        for s, a in zip(samples, losses.normalise(raw, spread, self.config.marl.std_floor), strict=True):
+            s.advantage = float(a)
 
     def _describe(
         self,
         name: str,
         mine: Sequence[Sample],
-        raw: np.ndarray[Any, Any],
         credits: Sequence[Credit],
         episodes: Sequence[Episode],
     ) -> dict[str, Any]:
         calls = [d for e in episodes for d in e.of(name)]
+        raw = np.array([s.advantage for s in mine], dtype=float)
         process: dict[str, list[float]] = {}
         for s in mine:
             for term, x in episodes[s.episode].process[s.index].items():
@@ -251,10 +304,13 @@ class Learner:
             "advantage_mean": float(raw.mean()) if len(raw) else 0.0,
             "advantage_std": float(raw.std()) if len(raw) else 0.0,
             "advantage_team": float(np.mean(team)) if team else 0.0,
+            "advantage_size": float(np.abs(raw).mean()) if len(raw) else 0.0,
             "process": {k: sum(v) / len(mine) for k, v in sorted(process.items())},
             "malformed": sum(d.malformed for d in calls) / max(1, len(calls)),
             "kl_to_warm": float(np.mean(drift)) if drift else 0.0,
             "length": float(np.mean([len(s.act[1].tokens) for s in mine])) if mine else 0.0,
+            **behaviour(calls),
+            **({"silence": pays} if (pays := silence(name, episodes)) else {}),
         }
 
     def _explained(
@@ -311,6 +367,14 @@ class Learner:
             per([a.entropy for a in settings]),
         )
 
+    def start_over(self, slower: Sequence[str]) -> None:
+        """Forget the momentum of all heads, which was of other weights; lower the rate of `slower` ones for good."""
+        for h, o in self.optimizers.items():
+            if h != CRITIC:
+                o.state.clear()
+        for h in slower:
+            self.base_lr[h] = [lr * SLOWER for lr in self.base_lr[h]]
+
     # state
 
     def state(self) -> dict[str, Any]:
@@ -321,17 +385,22 @@ class Learner:
 
         return {
             "optimizers": {h: o.state_dict() for h, o in self.optimizers.items()},
+            "base_lr": {h: list(lr) for h, lr in self.base_lr.items()},
             "beta": {n: k.beta for n, k in self.kl.items()},
             "spread": {n: stat(r) for n, r in self.spread.items()},
             "critic": (stat(self.critic.team), stat(self.critic.own)),
+            "budget": self.budget.state() if self.budget else None,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go back to a stored state."""
         for h, o in self.optimizers.items():
             o.load_state_dict(state["optimizers"][h])
+            self.base_lr[h] = list(state["base_lr"][h])
         for n, k in self.kl.items():
             k.beta = state["beta"][n]
+        if self.budget:
+            self.budget.set_state(state["budget"])
         for target, (mean, square, weight) in [
             *((self.spread[n], state["spread"][n]) for n in self.spread),
             (self.critic.team, state["critic"][0]),

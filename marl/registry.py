@@ -16,6 +16,10 @@ ALGORITHMS: dict[str, str] = {
 
 CREDIT: dict[str, str] = {
     "team_gae": "jointrag.marl.credit.team_gae:team_gae",
+    "shared_return": "jointrag.marl.credit.shared_return:shared_return",
+    "group_relative": "jointrag.marl.credit.group_relative:group_relative",
+    "difference": "jointrag.marl.credit.difference:difference",
+    "shapley": "jointrag.marl.credit.shapley:shapley",
 }
 
 

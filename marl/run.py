@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jointrag.agents.labels import WARM_FORMS
-from jointrag.configs.load import load_config
+from jointrag.configs.load import load_config, load_run
 from jointrag.configs.schema import Config, Swap
 from jointrag.data.errors import CheckpointError, ConfigError, DataError, HeadError, JointragError, StorageError
 from jointrag.data.files import read_corpus, read_questions
@@ -25,6 +25,7 @@ from jointrag.data.types import Passage, Question
 from jointrag.data.world import build as build_world
 from jointrag.eval.evaluation import (
     Row,
+    read_rows,
     run_variant,
     run_variants,
     summarise,
@@ -136,31 +137,27 @@ def load_swaps(config: Config, pipeline: Pipeline) -> None:
     """Read the heads that stand in for agents' own."""
     for name, agent in config.agents.items():
         if isinstance(agent.mode, Swap):
-            head = pipeline.head_of.get(name)
-            if head is None:
-                raise ConfigError(
-                    f"agents.{name}.mode: got a head to swap in for {name!r}, which is a tool without one; expected an "
-                    f"agent that can learn: remove `trainable: false`, or the mode"
-                )
-            pipeline.llm.heads.copy(head, f"{name}@swap")
-            try:
-                pipeline.llm.heads.load(f"{name}@swap", Path(agent.mode.swap), pipeline.fingerprint_of(head))
-            except HeadError as e:
-                raise HeadError(f"agents.{name}.mode.swap: {e}") from e
+            swap(pipeline, name, agent.mode.swap)
+
+
+def swap(pipeline: Pipeline, name: str, folder: str) -> None:
+    """Read the head that acts for an agent in mode `swap`."""
+    head = pipeline.head_of.get(name)
+    if head is None:
+        raise ConfigError(
+            f"agents.{name}.mode: got a head to swap in for {name!r}, which is a tool without one; expected an agent "
+            f"that can learn: remove `trainable: false`, or the mode"
+        )
+    pipeline.llm.heads.copy(head, f"{name}@swap")
+    try:
+        pipeline.llm.heads.load(f"{name}@swap", Path(folder), pipeline.fingerprint_of(head))
+    except HeadError as e:
+        raise HeadError(f"agents.{name}.mode.swap: {e}") from e
 
 
 def fixed_modes(config: Config) -> dict[str, str]:
     """Return the modes a config holds agents in."""
     return {n: a.mode_name for n, a in config.agents.items() if a.mode_name != "learn"}
-
-
-def run_config(folder: Path) -> Config:
-    """Return the config of a run folder."""
-    if not (folder / "config.yaml").exists():
-        raise CheckpointError(
-            f"{folder} is no run folder: config.yaml is missing; expected one written by `jointrag train`"
-        )
-    return load_config(folder / "config.yaml").model_copy(update={"out": str(folder)})
 
 
 def load(folder: str | Path, pipeline: Pipeline | None = None) -> Pipeline:
@@ -186,7 +183,7 @@ def load(folder: str | Path, pipeline: Pipeline | None = None) -> Pipeline:
 
 def load_job(folder: Path) -> Job:
     """Load a trained run with its data; the warm heads too, where they were kept."""
-    return open_run(folder, run_config(folder))
+    return open_run(folder, load_run(folder))
 
 
 def open_run(folder: Path, config: Config, own_index: bool = True, say: Say = lambda _: None) -> Job:
@@ -225,7 +222,7 @@ def baselines(folder: Path) -> None:
     target = folder / "baselines.jsonl"
     if target.exists():
         return
-    config = run_config(folder)
+    config = load_run(folder)
     job = prepare(config, folder / "index")
     questions = test_questions(job)
     load_heads(job.pipeline, folder / "warm")
@@ -269,15 +266,6 @@ def bank_questions(job: Job) -> list[Question]:
     """Return the held-out questions in unseen wordings, [] where `before` and `after` are not both asked for."""
     both = len(wanted(job.config, ["before", "after"])) == 2
     return job.data.held_out_bank[: job.config.eval.test_questions] if both else []
-
-
-def read_rows(path: Path) -> dict[str, list[Row]]:
-    """Return rows by variant, as `write_rows` wrote them."""
-    out: dict[str, list[Row]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        out.setdefault(row["variant"], []).append(row)
-    return out
 
 
 class Baselines:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from jointrag.configs.load import dump_config
 from jointrag.configs.schema import Config
-from jointrag.data.errors import CheckpointError, ConfigError, DataError, StorageError, nearest
+from jointrag.data.errors import CheckpointError, ConfigError, DataError, DivergedError, StorageError, nearest
 from jointrag.data.files import read_questions
 from jointrag.data.types import Question
 from jointrag.eval.evaluation import write_json_atomic
@@ -28,10 +28,11 @@ from jointrag.graph.episode import Episode
 from jointrag.graph.pipeline import CRITIC, Pipeline
 from jointrag.llm.scheduler import stable_seed
 from jointrag.marl import checkpoint
+from jointrag.marl.health import symptoms
 from jointrag.marl.learner import Learner
 from jointrag.marl.registry import algorithm
-from jointrag.marl.warm_start import WarmSettings, mean_f1, warm_start
-from jointrag.rewards.build import build_rewards
+from jointrag.marl.warm_start import WarmSettings, warm_start
+from jointrag.rewards.build import config_rewards
 
 Say = Callable[[str], None]
 LIVE: WeakValueDictionary[str, Pipeline] = WeakValueDictionary()  # run folder -> what was trained into it here
@@ -123,10 +124,7 @@ class Trainer:
             pipeline.agent(name)
         for a in pipeline.agents:
             pipeline.temperature[a.name] = self.config.agent(a.name).temperature
-        rewards = self.config.rewards.model_dump()
-        if "process" not in self.config.rewards.model_fields_set:
-            rewards["process"] = {k: v for k, v in rewards["process"].items() if k in names}
-        self.rewards = build_rewards(rewards, max_hops=pipeline.max_hops, agents=names)
+        self.rewards = config_rewards(self.config, names, pipeline.max_hops)
         self.algorithm = algorithm(self.config.marl.algorithm, self.config.marl.credit)
         self.modes = {a.name: self.config.agent(a.name).mode_name for a in pipeline.agents}
         self.own_heads = list(dict.fromkeys(pipeline.head_of.values()))
@@ -221,6 +219,7 @@ class Trainer:
         state = self._open()
         heads = self.pipeline.llm.heads
         progress: dict[str, Any] = {"warm": {}, "dev_f1": {}, "best": 0, "best_heads": None, "average": {}}
+        progress |= {"first": {}, "rollbacks": 0}
         started = time.perf_counter()
         if state is None:
             progress["warm"] = self._warm_start()
@@ -237,7 +236,8 @@ class Trainer:
         if state is None:
             self._clock("warm_start", started)
             self._warm_up(learner)
-            progress["dev_f1"][0] = self._dev()
+            progress["best_dev"] = self._dev()
+            progress["dev_f1"][0] = progress["best_dev"][0]
             progress["best_heads"] = {h: heads.state(h) for h in self.own_heads}
             self.say(f"warm start: dev F1 {progress['dev_f1'][0]:.3f}")
             self._save("joint", 0, learner, progress)
@@ -259,21 +259,39 @@ class Trainer:
 
     def _warm_start(self) -> dict[str, Any]:
         w = self.config.warm_start
+        if w.run is not None:
+            return self._given_start(Path(w.run))
         if w.steps == 0:
             return {"form": "question" if w.forms == "auto" else w.forms, "dev_f1": {}, "labels": {}}
         modes = {n: m for n, m in self.modes.items() if m not in ("learn", "frozen", "warm")}
         settings = warm_settings(self.config)
         return warm_start(self.pipeline, self.train_questions, self.dev, w.forms, settings, self.say, modes)
 
+    def _given_start(self, run: Path) -> dict[str, Any]:
+        """Take the warm heads of another run, and what it says of its label form."""
+        load_heads(self.pipeline, run / "warm")
+        try:
+            warm: dict[str, Any] = json.loads((run / "warm.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as e:
+            raise CheckpointError(
+                f"warm_start.run: {run}/warm.json cannot be read ({e}); expected a run with a warm start: name another"
+            ) from e
+        self.say(f"warm start of {run}, {warm.get('form')} labels")
+        return warm
+
     def _picked(self, update: int) -> list[Question]:
-        """Return this update's training questions: consecutive rows of one seeded shuffle of all of them per pass."""
-        n, size = len(self.train_questions), self.config.marl.episodes_per_update
+        """Return this update's training questions: consecutive rows of one seeded shuffle of all of them per pass.
+
+        Each is asked `marl.group` times in a row.
+        """
+        m = self.config.marl
+        n, size = len(self.train_questions), m.episodes_per_update // m.group
         first = (update - 1) * size
         rows: list[int] = []
         for turn in range(first // n, (first + size - 1) // n + 1):
             shuffled = self.rows.shuffle(seed=stable_seed(self.config.seed, "order", turn) % 2**32)["row"]
             rows += list(shuffled)[max(0, first - turn * n) : first + size - turn * n]
-        return [self.train_questions[row] for row in rows]
+        return [self.train_questions[row] for row in rows for _ in range(m.group)]
 
     def _rollout(self, update: int, seed: int) -> list[Episode]:
         """Run this update's training questions, sampled."""
@@ -294,11 +312,19 @@ class Trainer:
         log = learner.fit_critic(episodes, m.critic.warm_up, seed % 2**31)
         self.say(f"critic warm-up: loss {log['loss']:.3f}")
 
-    def _dev(self) -> float:
+    def _dev(self) -> tuple[float, float]:
+        """Return F1 and searches of the greedy pipeline on the dev questions."""
         self.pipeline.llm.forget()
-        score = mean_f1(self.pipeline, self.dev, {n: m for n, m in self.modes.items() if m != "learn"})
+        episodes = self.pipeline.run(self.dev, modes={n: m for n, m in self.modes.items() if m != "learn"})
         self.pipeline.llm.forget()
-        return score
+        score = sum(f1(e.answer, e.question.answers) for e in episodes) / len(episodes)
+        return score, sum(e.searches for e in episodes) / len(episodes)
+
+    def _rank(self, score: float, searches: float) -> tuple[bool, float]:
+        """Return what the best heads are chosen by: F1; under a budget first that it is kept, else by how little."""
+        budget = self.config.marl.budget
+        kept = budget is None or searches <= budget.searches
+        return kept, score if kept else -searches
 
     def _update(self, learner: Learner, update: int, progress: dict[str, Any]) -> None:
         m = self.config.marl
@@ -312,7 +338,15 @@ class Trainer:
             self.say(f"update {update}: {len(failed)} of {len(episodes)} episodes failed, the first with {failed[0]}")
         learner.score(episodes, (update - 1) * m.episodes_per_update)
         rate = 1.0 - (1.0 - m.final_rate) * (update - 1) / max(1, m.updates - 1)
-        log = learner.update([e for e in episodes if not e.error], seed % 2**31, rate, update)  # a crash teaches nobody
+        diverged = ""
+        try:
+            log = learner.update(
+                [e for e in episodes if not e.error], seed % 2**31, rate, update
+            )  # a crash teaches none
+        except DivergedError as e:
+            if progress["rollbacks"] >= m.rollback:
+                raise
+            log, diverged = {"agents": {}, "diverged": str(e)}, e.head
         self._average(learner, progress)
         update_s = time.perf_counter() - clock - rollout_s
         record: dict[str, Any] = {
@@ -331,13 +365,15 @@ class Trainer:
             last = {h: heads.state(h) for h in progress["average"]}
             for h, tensors in progress["average"].items():
                 heads.set_state(h, tensors)
-            record["dev_f1"] = score = self._dev()
-            progress["dev_f1"][update] = score
-            if score > progress["dev_f1"][progress["best"]]:
-                progress["best"] = update
+            score = self._dev()
+            record["dev_f1"] = score[0]
+            progress["dev_f1"][update] = record["dev_f1"]
+            if self._rank(*score) > self._rank(*progress["best_dev"]):
+                progress["best"], progress["best_dev"] = update, score
                 progress["best_heads"] = {h: heads.state(h) for h in self.own_heads}
             for h, tensors in last.items():
                 heads.set_state(h, tensors)
+        self._check_health(learner, record, diverged, progress)
         self._log("metrics.jsonl", record)
         self._save("joint", update, learner, progress)
         self._log(
@@ -345,6 +381,30 @@ class Trainer:
             {"update": update, "rollout_s": rollout_s, "update_s": update_s, "total_s": time.perf_counter() - clock},
         )
         self.on_update(record)
+
+    def _check_health(self, learner: Learner, record: dict[str, Any], diverged: str, progress: dict[str, Any]) -> None:
+        """Log and say what is wrong; where it is severe go back to the best heads, with the rates to blame lowered."""
+        m, update, heads = self.config.marl, record["update"], self.pipeline.llm.heads
+        for name, figures in record["agents"].items():  # the first figure an agent had is what it is held against
+            if figures["decisions"]:
+                known = progress["first"].setdefault(name, {})
+                progress["first"][name] = {**figures, **known}
+        best = progress["dev_f1"][progress["best"]]
+        found = symptoms(record, progress["first"], learner.settings, m.grad_norm, best)
+        record["warnings"] = [str(s) for s in found]
+        for s in found:
+            self.say(f"update {update}: {s}")
+        slower = list(dict.fromkeys(self.pipeline.head_of[s.agent] for s in found if s.severe)) or [diverged]
+        if slower == [""] or progress["rollbacks"] >= m.rollback:
+            return
+        progress["rollbacks"] += 1
+        for h, tensors in progress["best_heads"].items():
+            heads.set_state(h, tensors)
+        progress["average"] = {h: progress["best_heads"][h] for h in progress["average"]}
+        learner.start_over(slower)
+        record["rolled_back"] = {"to": progress["best"], "heads": slower}
+        told = " and ".join(slower)
+        self.say(f"update {update}: back to the heads of update {progress['best']}, {told} at a tenth of the rate")
 
     def _average(self, learner: Learner, progress: dict[str, Any]) -> None:
         """Move the running means of the learning heads: updates on sampled episodes scatter around what they learn.

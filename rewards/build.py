@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jointrag.configs.schema import GuardsConfig, RewardsConfig
+from jointrag.configs.schema import Config, GuardsConfig, RewardsConfig
 from jointrag.data.errors import ConfigError, TrainingError, nearest
 from jointrag.graph.episode import Episode
 from jointrag.rewards.base import ProcessTerm, TeamTerm
@@ -184,6 +184,14 @@ def build_rewards(
     if isinstance(max_hops, bool) or not isinstance(max_hops, int) or max_hops < 1:
         raise ConfigError(f"graph.max_hops: got {max_hops!r}, expected an integer of at least 1; correct the value")
     return RewardFunction(team, process, penalty, guards, max_hops)
+
+
+def config_rewards(config: Config, agents: Collection[str], max_hops: int) -> RewardFunction:
+    """Build the rewards of a config for a graph of these agents; defaults of agents it lacks fall away."""
+    settings = config.rewards.model_dump()
+    if "process" not in config.rewards.model_fields_set:
+        settings["process"] = {k: v for k, v in settings["process"].items() if k in agents}
+    return build_rewards(settings, max_hops=max_hops, agents=agents)
 
 
 def _terms(

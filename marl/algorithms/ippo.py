@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jointrag.graph.episode import Episode
-from jointrag.marl.credit.team_gae import Credit
+from jointrag.marl.credit.base import Credit, Replay
 
 
 class Ippo:
@@ -22,8 +22,19 @@ class Ippo:
     def __init__(self, rule: Any = None) -> None:
         """There is no shared reward to divide: `rule` is not asked."""
 
-    def credit(self, episode: Episode, values: Sequence[float], baselines: Sequence[float], marl: Any) -> Credit:
+    def credit(
+        self,
+        episodes: Sequence[Episode],
+        values: Sequence[Sequence[float]],
+        baselines: Sequence[Sequence[float]],
+        learns: frozenset[str],
+        replay: Replay,
+        marl: Any,
+    ) -> list[Credit]:
         """Return p_d - b_d, and R - V(s) for the decision that wrote the answer."""
+        return [self._of(e, v, b) for e, v, b in zip(episodes, values, baselines, strict=True)]
+
+    def _of(self, episode: Episode, values: Sequence[float], baselines: Sequence[float]) -> Credit:
         team = sum(episode.team.values())
         answers = np.array(["answer" in d.update for d in episode.decisions])
         malformed = np.array([d.malformed for d in episode.decisions])

@@ -5,13 +5,14 @@ arXiv 2103.01955, over the steps of a graph; `marl.credit` names the rule that s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jointrag.graph.episode import Episode
-from jointrag.marl.credit.team_gae import Credit, Scored, team_gae
+from jointrag.marl.credit.base import Credit, Replay, Rule, Scored
+from jointrag.marl.credit.team_gae import team_gae
 
 
 class Mappo:
@@ -19,31 +20,45 @@ class Mappo:
 
     local_critic = False
 
-    def __init__(self, rule: Callable[[Scored, float, float], Credit] = team_gae) -> None:
+    def __init__(self, rule: Rule = team_gae) -> None:
         self.rule = rule
 
-    def credit(self, episode: Episode, values: Sequence[float], baselines: Sequence[float], marl: Any) -> Credit:
+    def credit(
+        self,
+        episodes: Sequence[Episode],
+        values: Sequence[Sequence[float]],
+        baselines: Sequence[Sequence[float]],
+        learns: frozenset[str],
+        replay: Replay,
+        marl: Any,
+    ) -> list[Credit]:
         """Return the rule's credit: the team's, plus each decision's own process reward over its baseline.
 
         A tool takes no step, nor does whoever asked no language model (forced, default, oracle): there is no state
         the critic has valued, and a step more would only discount the credit of those before it. Their credit is 0.
         """
-        asked = [i for i, d in enumerate(episode.decisions) if d.request is not None]
-        size = len(episode.decisions)
-        out = Credit(np.zeros(size), np.zeros(size), np.zeros(size))
-        if not asked:
-            return out
-        credit = self.rule(
+        asked = [[i for i, d in enumerate(e.decisions) if d.request is not None] for e in episodes]
+        scored = [
             Scored(
-                steps=[episode.decisions[i].step for i in asked],
-                team=sum(episode.team.values()),
-                process=[sum(episode.process[i].values()) for i in asked],
-                values=[values[i] for i in asked],
-                baselines=[baselines[i] for i in asked],
-                malformed=[episode.decisions[i].malformed for i in asked],
-            ),
-            marl.gamma,
-            marl.gae_lambda,
-        )
-        out.advantages[asked], out.returns[asked], out.team[asked] = credit.advantages, credit.returns, credit.team
+                steps=[e.decisions[i].step for i in rows],
+                team=sum(e.team.values()),
+                process=[sum(e.process[i].values()) for i in rows],
+                values=[v[i] for i in rows],
+                baselines=[b[i] for i in rows],
+                malformed=[e.decisions[i].malformed for i in rows],
+                agents=[e.decisions[i].agent for i in rows],
+                learns=learns,
+                question=e.question.id,
+            )
+            for e, v, b, rows in zip(episodes, values, baselines, asked, strict=True)
+        ]
+        some = [n for n, rows in enumerate(asked) if rows]
+        given = self.rule([scored[n] for n in some], lambda absent: replay(absent)[some], marl.gamma, marl.gae_lambda)
+        out = []
+        for e in episodes:
+            size = len(e.decisions)
+            out.append(Credit(np.zeros(size), np.zeros(size), np.zeros(size)))
+        for n, c in zip(some, given, strict=True):
+            rows = asked[n]
+            out[n].advantages[rows], out[n].returns[rows], out[n].team[rows] = c.advantages, c.returns, c.team
         return out

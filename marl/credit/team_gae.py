@@ -9,33 +9,10 @@ A_d = A_k(d) + p_d - b_d. Schulman et al. 2016 (arXiv 1506.02438) eq. 16, over a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Scored:
-    """One finished episode in numbers; all sequences are parallel to its decisions."""
-
-    steps: Sequence[int]  # ordinal of the superstep, non-decreasing
-    team: float  # R
-    process: Sequence[float]  # p_d
-    values: Sequence[float]  # V(s_k) as seen at each decision
-    baselines: Sequence[float]  # b_i(s_k)
-    malformed: Sequence[bool]
-
-
-@dataclass(frozen=True)
-class Credit:
-    """Advantage and value target of each decision, before normalisation."""
-
-    advantages: Floats
-    returns: Floats  # targets of V
-    team: Floats  # the share of the advantage that comes from the team reward
+from jointrag.marl.credit.base import Credit, Floats, Replay, Scored, credit
 
 
 def step_values(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], Floats]:
@@ -60,14 +37,15 @@ def gae(rewards: Floats, values: Floats, gamma: float, lam: float) -> Floats:
     return out
 
 
-def team_gae(episode: Scored, gamma: float = 1.0, lam: float = 0.95) -> Credit:
-    """Return the credit of every decision; a malformed one never profits from the team (its default may be good)."""
+def of_episode(episode: Scored, gamma: float, lam: float) -> Credit:
+    """Return the credit of every decision of one episode."""
     index, values_K = step_values(episode.steps, episode.values)
     rewards_K = np.zeros(len(values_K))
     rewards_K[-1] = episode.team
     advantages_K = gae(rewards_K, values_K, gamma, lam)
-    team = advantages_K[index]
-    returns = (advantages_K + values_K)[index]
-    team = np.where(np.asarray(episode.malformed, bool), np.minimum(team, 0.0), team)
-    own = np.asarray(episode.process, float) - np.asarray(episode.baselines, float)
-    return Credit(team + own, returns, team)
+    return credit(episode, advantages_K[index], (advantages_K + values_K)[index])
+
+
+def team_gae(episodes: Sequence[Scored], replay: Replay, gamma: float, lam: float) -> list[Credit]:
+    """Return the credit of every decision of every episode; nothing is run again."""
+    return [of_episode(e, gamma, lam) for e in episodes]

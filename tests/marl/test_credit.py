@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,12 @@ from jointrag.data.types import Question
 from jointrag.graph.episode import Decision, Episode
 from jointrag.marl.algorithms.ippo import Ippo
 from jointrag.marl.algorithms.mappo import Mappo
-from jointrag.marl.credit.team_gae import Scored, gae, step_values, team_gae
+from jointrag.marl.credit.base import Credit, Floats, Scored, no_replay
+from jointrag.marl.credit.difference import difference
+from jointrag.marl.credit.group_relative import group_relative
+from jointrag.marl.credit.shapley import exact, sampled, shapley
+from jointrag.marl.credit.shared_return import shared_return
+from jointrag.marl.credit.team_gae import gae, of_episode, step_values
 
 # Three steps, the second of two parallel decisions; gamma = lambda = 1/2, so gamma lambda = 1/4.
 #   V per step                 1, (2 + 4) / 2 = 3, 2
@@ -31,7 +37,7 @@ CHAIN = Scored(
 
 
 def test_gae_of_a_chain_with_parallel_decisions_is_the_one_by_hand() -> None:
-    credit = team_gae(CHAIN, 0.5, 0.5)
+    credit = of_episode(CHAIN, 0.5, 0.5)
     np.testing.assert_allclose(credit.team, [0.375, -0.5, -0.5, 6.0])
     np.testing.assert_allclose(credit.returns, [1.375, 2.5, 2.5, 8.0])
     np.testing.assert_allclose(credit.advantages, [0.625, 0.0, -1.5, 7.0])
@@ -44,7 +50,7 @@ def test_parallel_decisions_share_the_mean_of_their_values() -> None:
 
 
 def test_nothing_follows_the_last_step() -> None:
-    only = team_gae(Scored([3], 0.7, [0.0], [0.2], [0.0], [False]), 0.9, 0.9)
+    only = of_episode(Scored([3], 0.7, [0.0], [0.2], [0.0], [False]), 0.9, 0.9)
     np.testing.assert_allclose(only.advantages, [0.5])  # R - V, whatever gamma and lambda
     np.testing.assert_allclose(only.returns, [0.7])
 
@@ -60,19 +66,19 @@ def test_rewards_before_the_end_flow_back_discounted() -> None:
 def test_exact_values_leave_no_team_advantage(lam: float) -> None:
     # with gamma 1/2 the value of the step k before the end is 8 / 2^k
     exact = replace(CHAIN, values=[2.0, 4.0, 4.0, 8.0])
-    np.testing.assert_allclose(team_gae(exact, 0.5, lam).team, 0.0, atol=1e-12)
+    np.testing.assert_allclose(of_episode(exact, 0.5, lam).team, 0.0, atol=1e-12)
 
 
 def test_a_process_reward_stays_with_its_decision() -> None:
-    paid = team_gae(replace(CHAIN, process=[0.5, 1.0, -1.0, 102.0]), 0.5, 0.5)
-    plain = team_gae(CHAIN, 0.5, 0.5)
+    paid = of_episode(replace(CHAIN, process=[0.5, 1.0, -1.0, 102.0]), 0.5, 0.5)
+    plain = of_episode(CHAIN, 0.5, 0.5)
     np.testing.assert_allclose(paid.advantages - plain.advantages, [0.0, 0.0, 0.0, 100.0])
     np.testing.assert_allclose(paid.returns, plain.returns)
     np.testing.assert_allclose(paid.team, plain.team)
 
 
 def test_a_malformed_decision_takes_no_gain_from_the_team_but_its_loss() -> None:
-    credit = team_gae(replace(CHAIN, malformed=[False, True, False, True]), 0.5, 0.5)
+    credit = of_episode(replace(CHAIN, malformed=[False, True, False, True]), 0.5, 0.5)
     np.testing.assert_allclose(credit.team, [0.375, -0.5, -0.5, 0.0])
     np.testing.assert_allclose(credit.advantages, [0.625, 0.0, -1.5, 1.0])  # p - b is added after the cap
     np.testing.assert_allclose(credit.returns, [1.375, 2.5, 2.5, 8.0])  # the critic still learns what came
@@ -95,8 +101,18 @@ def episode() -> Episode:
 MARL: Any = SimpleNamespace(gamma=0.5, gae_lambda=0.5)
 
 
+def mappo(e: Episode, values: Sequence[float], baselines: Sequence[float]) -> Credit:
+    (credit,) = Mappo().credit([e], [values], [baselines], frozenset(), no_replay, MARL)
+    return credit
+
+
+def ippo(e: Episode) -> Credit:
+    (credit,) = Ippo().credit([e], [CHAIN.values], [CHAIN.baselines], frozenset(), no_replay, MARL)
+    return credit
+
+
 def test_mappo_sums_reward_terms_and_gives_team_gae() -> None:
-    credit = Mappo().credit(episode(), CHAIN.values, CHAIN.baselines, MARL)
+    credit = mappo(episode(), CHAIN.values, CHAIN.baselines)
     np.testing.assert_allclose(credit.advantages, [0.625, 0.0, -1.5, 7.0])
 
 
@@ -107,7 +123,7 @@ def test_who_asked_no_language_model_takes_no_step_of_the_chain() -> None:
         e.process.insert(at, {"a": 9.0})
         values.insert(at, 99.0)
         baselines.insert(at, 0.0)
-    credit = Mappo().credit(e, values, baselines, MARL)
+    credit = mappo(e, values, baselines)
     asked = [i for i, d in enumerate(e.decisions) if d.request is not None]
     np.testing.assert_allclose(credit.advantages[asked], [0.625, 0.0, -1.5, 7.0])
     np.testing.assert_allclose(credit.returns[asked], [1.375, 2.5, 2.5, 8.0])
@@ -118,11 +134,11 @@ def test_an_episode_without_a_decision_of_a_model_has_no_credit() -> None:
     e = episode()
     for d in e.decisions:
         d.request = None
-    assert not Mappo().credit(e, CHAIN.values, CHAIN.baselines, MARL).advantages.any()
+    assert not mappo(e, CHAIN.values, CHAIN.baselines).advantages.any()
 
 
 def test_ippo_pays_the_team_reward_to_the_answerer_alone() -> None:
-    credit = Ippo().credit(episode(), CHAIN.values, CHAIN.baselines, MARL)
+    credit = ippo(episode())
     np.testing.assert_allclose(credit.team, [0.0, 0.0, 0.0, 6.0])  # 8 - V
     np.testing.assert_allclose(credit.advantages, [0.25, 0.5, -1.0, 7.0])
     np.testing.assert_allclose(credit.returns, 8.0)
@@ -131,4 +147,126 @@ def test_ippo_pays_the_team_reward_to_the_answerer_alone() -> None:
 def test_ippo_caps_a_malformed_answer_too() -> None:
     e = episode()
     e.decisions[-1].malformed = True
-    np.testing.assert_allclose(Ippo().credit(e, CHAIN.values, CHAIN.baselines, MARL).advantages[-1], 1.0)
+    np.testing.assert_allclose(ippo(e).advantages[-1], 1.0)
+
+
+# rules that compare episodes, or run them again
+
+
+def team(*rewards: float, agents: Sequence[str] = ("a", "b"), questions: Sequence[str] = ()) -> list[Scored]:
+    """Episodes of the given team rewards in which each agent decides once, all learning, nothing paid on the way."""
+    n = len(agents)
+    names = questions or [f"q{i}" for i in range(len(rewards))]
+    return [
+        Scored(range(n), r, [0.0] * n, [0.0] * n, [0.0] * n, [False] * n, agents, frozenset(agents), q)
+        for r, q in zip(rewards, names, strict=True)
+    ]
+
+
+def shares(credits: Sequence[Credit]) -> list[list[float]]:
+    return [c.team.tolist() for c in credits]
+
+
+def test_shared_return_is_the_reward_over_the_updates_mean() -> None:
+    assert shares(shared_return(team(1.0, 0.0, 0.5), no_replay, 1.0, 0.95)) == [[0.5, 0.5], [-0.5, -0.5], [0.0, 0.0]]
+
+
+def test_group_relative_compares_the_episodes_of_one_question_in_units_of_their_spread() -> None:
+    # "x": 1 and 0, mean 1/2, std 1/2. "y": equal, so nothing.
+    found = group_relative(team(1.0, 0.0, 0.7, 0.7, questions="xxyy"), no_replay, 1.0, 0.95)
+    assert shares(found) == [[1.0, 1.0], [-1.0, -1.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+def test_group_relative_compares_questions_asked_once_with_the_whole_update() -> None:
+    assert shares(group_relative(team(1.0, 0.0), no_replay, 1.0, 0.95)) == [[1.0, 1.0], [-1.0, -1.0]]
+
+
+def test_group_relative_gives_each_agent_a_group_of_its_own() -> None:
+    # agent a: R + p = 1.5 and 0.5; agent b: 1 and 0. Each has mean 1 or 1/2 and std 1/2.
+    paid = [replace(e, process=[0.5, 0.0]) for e in team(1.0, 0.0, questions="xx")]
+    assert [c.advantages.tolist() for c in group_relative(paid, no_replay, 1.0, 0.95)] == [[1.0, 1.0], [-1.0, -1.0]]
+    own = [replace(e, process=[p, 0.0]) for e, p in zip(team(1.0, 1.0, questions="xx"), (0.2, 0.0), strict=True)]
+    (first, _) = group_relative(own, no_replay, 1.0, 0.95)
+    np.testing.assert_allclose(first.advantages, [1.0, 0.0])  # only a's process reward differs
+    np.testing.assert_allclose(first.team, 0.0)
+
+
+def game(reward: Callable[[frozenset[str]], float], agents: Sequence[str]) -> Callable[[frozenset[str]], Floats]:
+    """A replay of one episode in which `reward` is of the agents that are there."""
+    return lambda absent: np.array([reward(frozenset(agents) - absent)])
+
+
+def additive(there: frozenset[str]) -> float:
+    return 0.25 * ("a" in there) + 0.75 * ("b" in there)
+
+
+def both_needed(there: frozenset[str]) -> float:
+    return float({"a", "b"} <= there)
+
+
+def either_will_do(there: frozenset[str]) -> float:
+    return float(bool({"a", "b"} & there))
+
+
+def only_a(there: frozenset[str]) -> float:
+    return float("a" in there)
+
+
+@pytest.mark.parametrize(
+    ("reward", "by_difference", "by_shapley"),
+    [
+        (additive, [0.25, 0.75], [0.25, 0.75]),
+        (both_needed, [1.0, 1.0], [0.5, 0.5]),  # without either nothing is left: each is worth all, and half
+        (either_will_do, [0.0, 0.0], [0.5, 0.5]),  # without one the other does it
+        (only_a, [1.0, 0.0], [1.0, 0.0]),
+    ],
+)
+def test_an_agent_that_contributes_nothing_half_or_all_has_that_credit(
+    reward: Any, by_difference: list[float], by_shapley: list[float]
+) -> None:
+    e = team(reward(frozenset("ab")))
+    replay = game(reward, "ab")
+    np.testing.assert_allclose(difference(e, replay, 1.0, 0.95)[0].team, by_difference)
+    (credit,) = shapley(e, replay, 1.0, 0.95)
+    np.testing.assert_allclose(credit.team, by_shapley)
+    assert credit.team.sum() == pytest.approx(reward(frozenset("ab")) - reward(frozenset()))
+
+
+def test_counterfactual_credit_is_each_episodes_own_and_tools_have_none() -> None:
+    two = [replace(e, agents=["a", "tool"], learns=frozenset("a")) for e in team(1.0, 0.5)]
+    without = difference(two, lambda absent: np.array([0.2, 0.7]), 1.0, 0.95)
+    np.testing.assert_allclose(shares(without), [[0.8, 0.0], [-0.2, 0.0]])
+
+
+def test_a_malformed_decision_does_not_profit_from_counterfactuals() -> None:
+    (e,) = team(1.0)
+    bad = replace(e, malformed=[True, True])
+    np.testing.assert_allclose(difference([bad], lambda absent: np.zeros(1), 1.0, 0.95)[0].team, 0.0)
+    np.testing.assert_allclose(difference([bad], lambda absent: np.array([3.0]), 1.0, 0.95)[0].team, -2.0)
+
+
+@pytest.mark.parametrize("count", [3, 5, 7])
+def test_shapley_values_sum_to_the_total_exact_or_sampled(count: int) -> None:
+    agents = [f"agent{i}" for i in range(count)]
+    table = np.random.default_rng(7)
+    known: dict[frozenset[str], float] = {}
+
+    def reward(there: frozenset[str]) -> float:
+        return known.setdefault(there, float(table.random()))
+
+    total = reward(frozenset(agents))
+    (credit,) = shapley(team(total, agents=agents), game(reward, agents), 1.0, 0.95)
+    assert credit.team.sum() == pytest.approx(total - reward(frozenset()))
+    assert len(known) == 2**count if count <= 5 else len(known) < 2**count
+
+
+def test_sampled_shapley_values_approach_the_exact_ones() -> None:
+    agents = ["a", "b", "c", "d"]
+    weights = {"a": 1.0, "b": 2.0, "c": 0.0, "d": 4.0}
+
+    def reward(there: frozenset[str]) -> Floats:
+        return np.array([sum(weights[a] for a in there) + 3.0 * ({"a", "d"} <= there)])
+
+    right, near = exact(agents, reward), sampled(agents, reward, 400)
+    np.testing.assert_allclose([right[a][0] for a in agents], [2.5, 2.0, 0.0, 5.5])  # the pair's 3 is shared
+    np.testing.assert_allclose([near[a][0] for a in agents], [2.5, 2.0, 0.0, 5.5], atol=0.25)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from jointrag.marl.credit.team_gae import Floats, Scored, team_gae
+from jointrag.marl.credit.base import Floats, Scored, no_replay
+from jointrag.marl.credit.team_gae import team_gae
 from jointrag.marl.losses import RunningStat, normalise, policy_loss, value_loss
 
 Move = tuple[int, int, int, int]  # step, agent, what it sees (a row of its table), action
@@ -46,16 +47,14 @@ class Team:
     def advantages(self, episodes: Sequence[tuple[list[Move], float]]) -> tuple[Floats, Floats]:
         """Advantages and value targets of all moves."""
         values = self.value.detach().tolist()
-        credits = [
-            team_gae(
-                Scored(
-                    [m[0] for m in moves], reward, [0.0] * len(moves), [values[m[2]] for m in moves],
-                    [0.0] * len(moves), [False] * len(moves),
-                ),
-                self.gamma, self.lam,
+        scored = [
+            Scored(
+                [m[0] for m in moves], reward, [0.0] * len(moves), [values[m[2]] for m in moves],
+                [0.0] * len(moves), [False] * len(moves),
             )
             for moves, reward in episodes
         ]  # fmt: skip
+        credits = team_gae(scored, no_replay, self.gamma, self.lam)
         return np.concatenate([c.advantages for c in credits]), np.concatenate([c.returns for c in credits])
 
     def loss(self, moves: Sequence[Move], advantage: Floats, old: torch.Tensor) -> torch.Tensor:

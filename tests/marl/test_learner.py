@@ -162,6 +162,16 @@ def test_fitting_the_critic_explains_the_rewards(warmed: Build, rollout: Rollout
 # what trains
 
 
+def test_advantages_are_normalised_over_each_agents_own_or_over_all(warmed: Build, rollout: Rollout) -> None:
+    spread = {}
+    for over in ("agent", "all"):
+        t, learner = warmed("marl.episodes_per_update=12", f"marl.normalise={over}")
+        learner.update(rollout(t), 0, 1.0)
+        spread[over] = {n: r.weight > 0 for n, r in learner.spread.items()}
+    assert spread["agent"] == {**dict.fromkeys(learner.learning, True), "*": False}
+    assert spread["all"] == {**dict.fromkeys(learner.learning, False), "*": True}
+
+
 def test_forced_and_failed_decisions_are_out_of_loss_and_statistics(warmed: Build, rollout: Rollout) -> None:
     logs = []
     for paid in (0.0, 1000.0):

@@ -16,9 +16,10 @@ from jointrag.graph.episode import Episode
 from jointrag.rewards.base import TeamTerm
 
 AGENTS = ("rewriter", "retriever", "filter", "answerer")
+BEHAVIOUR = {"rewriter": {"queries"}, "retriever": set(), "filter": {"empty"}, "answerer": {"answered"}}
 PER_AGENT = {
-    "decisions", "advantage_mean", "advantage_std", "advantage_team", "process", "malformed", "kl_to_warm", "length",
-    "kl", "entropy", "clipped", "gradient", "explained_variance", "beta",
+    "decisions", "advantage_mean", "advantage_std", "advantage_team", "advantage_size", "process", "malformed",
+    "kl_to_warm", "length", "kl", "entropy", "clipped", "gradient", "explained_variance", "beta",
 }  # fmt: skip
 
 
@@ -116,11 +117,11 @@ def test_metrics_have_every_key_of_every_agent_and_no_clock(trained: Any) -> Non
     for r in records:
         assert set(r) == {
             "update", "episodes", "train_f1", "team_reward", "searches", "errors", "failed", "rate", "agents", "critic",
-            "dev_f1",
+            "dev_f1", "warnings",
         }  # fmt: skip
         assert set(r["agents"]) == set(AGENTS)
         for agent in AGENTS:
-            assert set(r["agents"][agent]) == PER_AGENT
+            assert set(r["agents"][agent]) - {"silence"} == PER_AGENT | BEHAVIOUR[agent]
         assert set(r["critic"]) == {"loss", "explained_variance"}
     assert records == trained.result.metrics == trained.log.records
     clock = [json.loads(x) for x in (trained.result.out / "timing.jsonl").read_text().splitlines()]
@@ -157,12 +158,25 @@ def test_the_best_checkpoint_is_the_one_with_the_best_dev_f1(
 ) -> None:
     t = trainer(tmp_path / "run", *QUICK, log=log)
     left = iter(scores)
-    t._dev = lambda: next(left)
+    t._dev = lambda: (next(left), 2.0)
     result = t.train()
     assert result.best_update == best
     assert dict(result.dev_f1) == dict(enumerate(scores))
     heads = t.pipeline.llm.heads
     assert {h: heads.hash(h) for h in AGENTS} == {h: log.hashes[best][h] for h in AGENTS}
+
+
+def test_under_a_search_budget_the_best_checkpoint_keeps_it(trainer: Callable[..., Any], tmp_path: Path) -> None:
+    looks = [(0.9, 2.0), (0.6, 1.4), (0.5, 1.0), (0.7, 1.5)]  # F1, searches: the best that keeps 1.5 is the last
+    sets = ("marl.budget={searches: 1.5}", "marl.updates=3")
+    t = trainer(tmp_path / "run", *QUICK, *sets)
+    left = iter(looks)
+    t._dev = lambda: next(left)
+    assert t.train().best_update == 3
+    t = trainer(tmp_path / "none", *QUICK, "marl.budget={searches: 0.5}", "marl.updates=3")
+    left = iter(looks)
+    t._dev = lambda: next(left)
+    assert t.train().best_update == 2  # none keeps it: the fewest searches
 
 
 def test_heads_are_measured_and_kept_as_running_means_and_trained_on_as_they_are(
@@ -173,9 +187,9 @@ def test_heads_are_measured_and_kept_as_running_means_and_trained_on_as_they_are
     t = trainer(tmp_path / "run", *QUICK, "marl.average=0.75", "marl.updates=1", "agents.filter.mode=frozen")
     heads, measured = t.pipeline.llm.heads, []
 
-    def dev() -> float:
+    def dev() -> tuple[float, float]:
         measured.append(heads.state("answerer"))
-        return float(len(measured))
+        return float(len(measured)), 2.0
 
     t._dev = dev
     t.train()
