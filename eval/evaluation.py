@@ -174,7 +174,7 @@ def summarise(rows: Mapping[str, Sequence[Row]], seed: int = 0, resamples: int =
     given = {name: list(rows[name]) for name in _ordered(rows) if rows[name]}
     if not given:
         raise DataError("rows: got no evaluated question, expected at least one variant; evaluate some questions first")
-    _check_same_questions(given)
+    check_same_questions(given)
     figures = _Figures()
     out: dict[str, Any] = {"n": len(next(iter(given.values()))), "seed": seed}
     out |= {name: _block(block, figures) for name, block in given.items()}
@@ -188,7 +188,8 @@ def summarise(rows: Mapping[str, Sequence[Row]], seed: int = 0, resamples: int =
     return out
 
 
-def _check_same_questions(rows: Mapping[str, Sequence[Row]]) -> None:
+def check_same_questions(rows: Mapping[str, Sequence[Row]]) -> None:
+    """Refuse rows of variants that answered different questions: they cannot be paired."""
     for first, name in pairwise(rows):
         if [r["id"] for r in rows[name]] != [r["id"] for r in rows[first]]:
             raise DataError(
@@ -271,7 +272,7 @@ def table(summary: Mapping[str, Any]) -> str:
     for name, block in variants(summary).items():
         cells = [_number(block, c, f) for c, f in _CELLS]
         lines.append([name, cells[0], _interval(block.get("f1"), ".3f"), *cells[1:]])
-    out = [_questions(summary["n"]), "", *_aligned(lines)]
+    out = [_questions(summary["n"]), "", *aligned(lines)]
     compared = [["paired over questions", "F1", "95% interval", "p", "EM", "support recall"]]
     for name, difference in differences(summary).items():
         figure = difference.get("f1") or {}
@@ -280,13 +281,13 @@ def table(summary: Mapping[str, Any]) -> str:
                 name.replace("_minus_", " - "),
                 _number(difference, "f1", "+.3f"),
                 _interval(figure, "+.3f"),
-                _p(figure.get("p")),
+                small(figure.get("p")),
                 _number(difference, "em", "+.3f"),
                 _number(difference, "support_recall", "+.3f"),
             ]
         )
     if len(compared) > 1:
-        out += ["", *_aligned(compared)]
+        out += ["", *aligned(compared)]
     closed = gap_closed(summary)
     if closed is not None:
         out += ["", f"joint training closes {closed:.0%} of the way from before to ceiling"]
@@ -338,11 +339,12 @@ def _interval(figure: Mapping[str, Any] | None, form: str) -> str:
     return "-" if lo is None or hi is None else f"[{lo:{form}}, {hi:{form}}]"
 
 
-def _p(p: float | None) -> str:
+def small(p: float | None) -> str:
+    """Return a p-value as people read it."""
     return "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     """First column to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
@@ -370,7 +372,7 @@ class Report:
             for key, figure in block[group].items():
                 n = f" (n={figure['n']})" if "n" in figure else ""
                 lines.append([f"{word} {key}{n}", _number(block[group], key, ".3f"), _interval(figure, ".3f")])
-        return "\n".join([_questions(block["n"]), "", *_aligned(lines)])
+        return "\n".join([_questions(block["n"]), "", *aligned(lines)])
 
 
 def evaluate(
@@ -405,6 +407,15 @@ def write_json_atomic(path: Path, value: Any) -> None:
 def write_rows(path: Path, rows: Mapping[str, Sequence[Row]]) -> None:
     """Write eval.rows.jsonl: one question and variant a line, variants in the order of eval.json."""
     write_jsonl_atomic(path, (row for name in _ordered(rows) for row in rows[name]))
+
+
+def read_rows(path: Path) -> dict[str, list[Row]]:
+    """Return rows by variant, as `write_rows` wrote them."""
+    out: dict[str, list[Row]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        out.setdefault(row["variant"], []).append(row)
+    return out
 
 
 def write_jsonl_atomic(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -108,6 +108,7 @@ def write_report(run_folder: Path) -> Path:
         ("table", "Before and after", _before_after(summary)),
         ("differences", "What joint training changes", _differences(summary)),
         ("hops", "F1 by hops", _by_hops(summary)),
+        *_lab(_object(run_folder / "ablate.json"), _object(run_folder / "credit.json")),
         ("graph", "The graph", _graph(_text(run_folder / "graph.mermaid"))),
         ("episodes", "Example episodes", _episodes(_lines(run_folder / "episodes.jsonl"))),
         (
@@ -120,9 +121,13 @@ def write_report(run_folder: Path) -> Path:
     links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections)
     body = _head(name, config_text, metrics, summary) + f"<nav>{links}</nav>"
     body += "".join(f'<h2 id="{key}">{title}</h2>\n{content}\n' for key, title, content in sections)
+    return write_page(run_folder / "report.html", f"{name} · jointrag", body)
+
+
+def write_page(path: Path, title: str, body: str) -> Path:
+    """Write a self-contained page around `body`, which is HTML; return its path."""
     page = (resources.files("jointrag.eval") / "templates" / "report.html.txt").read_text(encoding="utf-8")
-    path = run_folder / "report.html"
-    write_text_atomic(path, Template(page).substitute(title=_e(f"{name} · jointrag"), body=body))
+    write_text_atomic(path, Template(page).substitute(title=_e(title), body=body))
     return path
 
 
@@ -221,8 +226,11 @@ def _agents(metrics: Sequence[Json], summary: Json) -> str:
         rows.append(f"<tr><th>{_e(name)}</th>{''.join(cells)}{''.join(held_out)}</tr>")
     titles = ("decisions", "length", "entropy", "KL beta", "clipped", "gradient", *(f"malformed<br>{w}" for w in _WHEN))
     head = "".join(f"<th>{t}</th>" for t in ("agent", *titles))
+    warned = [(line, str(w)) for line in metrics for w in _list(line.get("warnings"))]
+    health = "".join(f"<li>update {_e(str(line.get('update', '?')))}: {_e(w)}</li>" for line, w in warned)
     return "".join(out) + (
-        f'<h3>At the last update</h3><div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        (f"<h3>Warnings</h3><ul>{health}</ul>" if health else "")
+        + f'<h3>At the last update</h3><div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         + _note("Before and after: malformed output on the held-out questions, greedy.")
     )
@@ -294,30 +302,84 @@ def _variants(summary: Json, what: str) -> str:
 
 
 def _differences(summary: Json) -> str:
-    blocks = differences(summary)
-    figures = [_dict(b.get("f1")) for b in blocks.values()]
-    reach = [v for figure in figures for v in (*_ends(figure), _get(figure, "mean")) if v is not None]
-    if not reach:
-        return _note("No evaluation yet: there is nothing to compare `after` with.")
-    ticks = ticks_of(min(0.0, *reach), max(0.01, *reach), 4)
-    scale = Scale(ticks[0], ticks[-1], 300, signed=True)
     rows = []
-    for (name, block), figure in zip(blocks.items(), figures, strict=True):
-        p = _get(figure, "p")
-        rows.append(
-            f'<tr><th>{_e(name.replace("_minus_", " − "))}</th><td class="left">{scale.forest(figure, "after")}</td>'
-            f'{_cell(_get(figure, "mean"), "+.3f")}<td class="soft">{_e(_range(figure, "+.3f"))}</td>'
-            f"<td>{'–' if p is None else '&lt; 0.001' if p < 0.001 else f'{p:.3f}'}</td>"
-            f"{_cell(_get(block, 'em', 'mean'), '+.3f')}{_cell(_get(block, 'support_recall', 'mean'), '+.3f')}</tr>"
-        )
-    head = f'<th>paired over questions</th><th class="left">{scale.axis()}</th>' + "".join(
-        f"<th>{t}</th>" for t in ("F1", "95% interval", "p", "EM", "support recall")
+    for name, block in differences(summary).items():
+        cells = [_p(_get(block, "f1", "p"))]
+        cells += [_cell(_get(block, key, "mean"), "+.3f") for key in ("em", "support_recall")]
+        rows.append((name.replace("_minus_", " − "), _dict(block.get("f1")), cells))
+    if all(_get(figure, "mean") is None for _, figure, _ in rows):
+        return _note("No evaluation yet: there is nothing to compare `after` with.")
+    return _forest(rows, ("F1", "95% interval", "p", "EM", "support recall"), "paired over questions") + _note(
+        "Right of 0: joint training is better. after − without_x is what agent x is worth to the trained pipeline."
     )
+
+
+def _lab(ablation: Json, credit: Json) -> list[tuple[str, str, str]]:
+    """Return the sections of what `jointrag ablate` and `jointrag credit` measured, where they did."""
+    out = []
+    if arms := [_dict(r) for r in _list(ablation.get("rows"))]:
+        out.append(("ablation", "Ablation", _ablation(arms, _get(ablation, "n"), _get(ablation, "seeds"))))
+    if nodes := [_dict(r) for r in _list(credit.get("rows"))]:
+        out.append(("credit", "Credit of each node", _credit(nodes, str(credit.get("rule", "")), _get(credit, "n"))))
+    return out
+
+
+def _forest(rows: Sequence[tuple[str, Json, Sequence[str]]], titles: Sequence[str], what: str) -> str:
+    """Return a table whose rows draw a signed figure on one axis: (name, figure, further cells)."""
+    reach = [v for _, f, _ in rows for v in (*_ends(f), _get(f, "mean")) if v is not None]
+    ticks = ticks_of(min(0.0, *reach), max(0.01, *reach), 4) if reach else [0.0, 1.0]
+    scale = Scale(ticks[0], ticks[-1], 300, signed=True)
+    lines = [
+        f'<tr><th>{_e(name)}</th><td class="left">{scale.forest(figure, "after")}</td>'
+        f'{_cell(_get(figure, "mean"), "+.3f")}<td class="soft">{_e(_range(figure, "+.3f"))}</td>{"".join(cells)}</tr>'
+        for name, figure, cells in rows
+    ]
+    head = f'<th>{what}</th><th class="left">{scale.axis()}</th>' + "".join(f"<th>{t}</th>" for t in titles)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _ablation(arms: Sequence[Json], n: float | None, seeds: float | None) -> str:
+    rows = []
+    for arm in arms:
+        figure = _dict(arm.get("minus_full"))
+        cells = [_p(_get(figure, "p_holm")), _cell(_get(arm, "f1", "mean"), ".3f")]
+        cells += [_cell(_get(arm, "searches"), ".2f"), _cell(_get(arm, "tokens"), ",.0f")]
+        if figure:
+            rows.append((str(arm.get("arm", "")), figure, cells))
+    titles = ("F1 − full", "95% interval", "p (Holm)", "F1", "searches", "tokens")
+    full = next((arm for arm in arms if not arm.get("minus_full")), {})
+    count = f"{int(n or 0):,} questions" + (f", {int(seeds)} seeds" if seeds and seeds > 1 else "")
+    note = f"{count}. Full pipeline: F1 {_score(_get(full, 'f1', 'mean'))}. Left of 0: worse than the full pipeline."
+    return _forest(rows, titles, "arm") + _note(note)
+
+
+def _credit(nodes: Sequence[Json], rule: str, n: float | None) -> str:
+    rows, examples = [], []
+    for node in nodes:
+        cells = [_cell(_get(node, key, "mean"), ".1%") for key in ("help", "harm")]
+        cells += [_cell(_get(node, "tokens"), ",.0f"), _cell(_get(node, "searches"), ".2f")]
+        cells += [_cell(_get(node, "explained_variance"), ".2f"), _cell(_get(node, "advantage_share"), ".0%")]
+        rows.append((str(node.get("agent", "")), _dict(node.get("credit")), cells))
+        for key, word in (("helped_most", "helped most"), ("hurt_most", "hurt most")):
+            told = "".join(_compared(_dict(e)) for e in _list(node.get(key)))
+            if told:
+                examples.append(f"<h3>{_e(str(node.get('agent', '')))} {word}</h3>{told}")
+    titles = ("credit", "95% interval", "helps", "harms", "tokens", "searches", "expl. var.", "advantage")
+    note = (
+        f"{int(n or 0):,} held-out questions, greedy; credit by {rule}: team reward with the node against its default "
+        f"action, the rest of the graph run again. Harms: share of questions that are better without it."
+    )
+    return _forest(rows, titles, "agent") + _note(note) + "".join(examples)
+
+
+def _compared(example: Json) -> str:
+    columns = "".join(_side(name, _dict(example.get(name))) for name in ("with", "without"))
+    gain = _get(example, "gain")
+    answers = " / ".join(str(a) for a in _list(example.get("answers")))
     return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-        + _note(
-            "Right of 0: joint training is better. after − without_x is what agent x is worth to the trained pipeline."
-        )
+        f"<details><summary>{_e(str(example.get('question', '')))} "
+        f'<span class="meta">{_e("" if gain is None else _signed(gain))}</span></summary>'
+        f'<p class="meta">Gold answer: {_e(answers)}</p><div class="pair">{columns}</div></details>'
     )
 
 
@@ -772,6 +834,10 @@ def _signed(value: float) -> str:
 def _range(figure: Json, form: str) -> str:
     lo, hi = _ends(figure)
     return "–" if lo is None or hi is None else f"[{lo:{form}}, {hi:{form}}]".replace("-", "−")
+
+
+def _p(p: float | None) -> str:
+    return f"<td>{'–' if p is None else '&lt; 0.001' if p < 0.001 else f'{p:.3f}'}</td>"
 
 
 def _cell(value: float | None, form: str, title: str = "") -> str:

@@ -127,9 +127,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def paired_over_seeds(
-    diffs: Sequence[npt.ArrayLike], resamples: int = 10_000, level: float = 0.95, seed: int = 0
+    diffs: Sequence[npt.ArrayLike],
+    resamples: int = 10_000,
+    level: float = 0.95,
+    seed: int = 0,
+    crossed: bool = False,
 ) -> Difference:
     """Mean over seeds of the mean paired difference; resamples draw seeds, then questions within each seed drawn.
+
+    crossed: all seeds asked the same questions in the same order, so one draw of questions serves all seeds; drawn
+    anew for each, a question that happens to favour one side would count as often as there are seeds.
 
     `diffs[s]` holds seed s's per-question differences; seeds weigh the same however many questions they have. p is
     read off the same resamples, p = min(1, 2 (1 + min(#{mean <= 0}, #{mean >= 0})) / (R + 1)), so that it agrees with
@@ -144,9 +151,13 @@ def paired_over_seeds(
     rng = np.random.default_rng(seed)
     drawn_RS = rng.integers(0, len(values_S), size=(resamples, len(values_S)))
     means_RS = np.empty(drawn_RS.shape)
-    for s, values_N1 in enumerate(values_S):
-        here_RS = drawn_RS == s
-        means_RS[here_RS] = _resampled_means(values_N1, int(here_RS.sum()), rng)[0]
+    if crossed:
+        means_SR = _resampled_means(np.concatenate(values_S, axis=1), resamples, rng)
+        means_RS = np.take_along_axis(means_SR.T, drawn_RS, axis=1)
+    else:
+        for s, values_N1 in enumerate(values_S):
+            here_RS = drawn_RS == s
+            means_RS[here_RS] = _resampled_means(values_N1, int(here_RS.sum()), rng)[0]
     means_R = means_RS.mean(axis=1)
     interval = _percentiles(np.mean([values.mean() for values in values_S]), means_R, level)
     tail = min(int((means_R <= 0).sum()), int((means_R >= 0).sum()))

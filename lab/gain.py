@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jointrag.configs.load import load_config
+from jointrag.eval.evaluation import read_rows
 from jointrag.eval.statistics import paired_difference, paired_over_seeds, seed_interval
+from jointrag.lab.runs import Run, run_all, train_command
 
 Floats = np.ndarray[Any, Any]
 
@@ -39,74 +37,29 @@ BARS = {
 SINGLE = 0.05  # joint training over the best single agent, on the mean of the seeds
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of a seed: joint (`kind` empty), "doubled" (the warm start alone, twice as long), or one agent.
+def runs_of(seed: int, root: Path, overrides: Sequence[str] = ()) -> dict[str, Run]:
+    """Return the runs of one seed: joint (""), "doubled" (the warm start alone, twice as long), and one for each agent.
 
     One agent learns beside frozen warm ones. All but the joint run wait for its warm start, whose label form they take:
     with it theirs is the very same.
     """
+    warm = root / f"{seed}" / "warm.json"
+    doubled = 2 * load_config("demo", overrides).warm_start.steps
 
-    seed: int
-    root: Path
-    kind: str
-    overrides: Sequence[str] = ()
+    def run(kind: str, *more: str) -> Run:
+        out = root / (f"{seed}-{kind}" if kind else f"{seed}")
 
-    @property
-    def out(self) -> Path:
-        """The run folder."""
-        return self.root / (f"{self.seed}-{self.kind}" if self.kind else f"{self.seed}")
+        def command() -> list[str]:
+            own = [f"seed={seed}", f"data.world.seed={seed}", *overrides]
+            if kind:
+                form = json.loads(warm.read_text())["form"]
+                own += ["sft_more.steps=0", "eval.variants=[after]", f"warm_start.forms={form}", *more]
+            return train_command("demo", out, own)
 
-    @property
-    def processes(self) -> int:
-        """How many run at once: joint training has its comparisons beside it."""
-        return 1 if self.kind else 2
+        return Run(out, command, warm if kind else None, processes=1 if kind else 2)
 
-    @property
-    def ready(self) -> bool:
-        """True where it may start."""
-        return not self.kind or (self.root / f"{self.seed}" / "warm.json").exists()
-
-    def command(self) -> list[str]:
-        """Return the command; it resumes what was begun."""
-        own = [f"seed={self.seed}", f"data.world.seed={self.seed}", f"out={self.out}", *self.overrides]
-        if self.kind:
-            form = json.loads((self.root / f"{self.seed}" / "warm.json").read_text())["form"]
-            own += ["sft_more.steps=0", "eval.variants=[after]", f"warm_start.forms={form}"]
-        if self.kind == "doubled":
-            own += [f"warm_start.steps={2 * load_config('demo', self.overrides).warm_start.steps}", "marl.updates=0"]
-        elif self.kind:
-            own += [f"agents.{a}.mode=frozen" for a in AGENTS if a != self.kind]
-        return [sys.executable, "-m", "jointrag.cli", "train", "demo", *own, "--resume"]
-
-
-def run_all(jobs: Sequence[Job], workers: int) -> None:
-    """Run jobs on `workers` processes of one thread each; a failed one stops everything with its last words."""
-    env = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    waiting = [job for job in jobs if not (job.out / "eval.json").exists()]
-    running: dict[Job, subprocess.Popen[bytes]] = {}
-    while waiting or running:
-        free = workers - sum(job.processes for job in running)
-        fits = [job for job in waiting if job.ready and (job.processes <= free or not running)]
-        if fits:
-            job = fits[0]
-            waiting.remove(job)
-            job.out.mkdir(parents=True, exist_ok=True)
-            with (job.out / "log.txt").open("ab") as log:
-                running[job] = subprocess.Popen(job.command(), stdout=log, stderr=log, env=env)
-            print(f"started {job.out.name}", file=sys.stderr, flush=True)
-            continue
-        time.sleep(1)
-        for job, process in list(running.items()):
-            if process.poll() is None:
-                continue
-            del running[job]
-            if process.returncode:
-                for other in running.values():
-                    other.terminate()
-                tail = (job.out / "log.txt").read_text(errors="replace").splitlines()[-5:]
-                raise SystemExit(f"{job.out.name} failed with exit code {process.returncode}:\n" + "\n".join(tail))
-            print(f"finished {job.out.name}", file=sys.stderr, flush=True)
+    singles = {a: run(a, *(f"agents.{b}.mode=frozen" for b in AGENTS if b != a)) for a in AGENTS}
+    return {"": run(""), "doubled": run("doubled", f"warm_start.steps={doubled}", "marl.updates=0"), **singles}
 
 
 def check_warm(root: Path, seed: int) -> None:
@@ -135,8 +88,7 @@ def check_warm(root: Path, seed: int) -> None:
 
 def f1_of(out: Path, variant: str) -> Floats:
     """Return the per-question F1 of a variant of a run."""
-    lines = (out / "eval.rows.jsonl").read_text(encoding="utf-8").splitlines()
-    return np.array([r["f1"] for r in map(json.loads, lines) if r["variant"] == variant], dtype=float)
+    return np.array([r["f1"] for r in read_rows(out / "eval.rows.jsonl")[variant]], dtype=float)
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -226,8 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("overrides", nargs="*", help="key=value for every run")
     a = p.parse_args(argv)
     seeds = [int(s) for s in a.seeds.replace(",", " ").split()]
-    kinds = ("", "doubled", *AGENTS)
-    run_all([Job(seed, a.out, kind, tuple(a.overrides)) for kind in kinds for seed in seeds], a.workers)
+    runs = [runs_of(seed, a.out, a.overrides) for seed in seeds]
+    run_all([of_seed[kind] for kind in ("", "doubled", *AGENTS) for of_seed in runs], a.workers)
     for seed in seeds:
         check_warm(a.out, seed)
     (warm, fair), (joint, gained) = warm_report(a.out, seeds), report(a.out, seeds)

@@ -299,3 +299,36 @@ def test_langgraphs_mermaid_is_read_with_labels_loops_and_subgraphs() -> None:
 @pytest.mark.parametrize("text", ["", "graph TD;\n", "graph TD;\na ==> b\n", "graph TD;\na --> b;\n", "nonsense"])
 def test_mermaid_that_is_not_understood_is_not_drawn(text: str) -> None:
     assert parse_mermaid(text) is None
+
+
+# what the lab measured
+
+
+def figure(mean: float, **more: Any) -> dict[str, Any]:
+    return {"mean": mean, "interval": [mean - 0.1, mean + 0.1], **more}
+
+
+def test_ablation_and_credit_are_sections_once_they_were_measured(tmp_path: Path) -> None:
+    page = write_report(tmp_path).read_text()
+    assert "Ablation" not in page and "Credit of each node" not in page
+    arms = [{"arm": "full", "f1": figure(0.8), "searches": 2.0, "tokens": 100.0}]
+    worse = figure(-0.2, p=0.0001, p_holm=0.0003)
+    arms.append({"arm": "drop <filter>", "f1": figure(0.6), "minus_full": worse, "searches": 1.0, "tokens": 90.0})
+    write_json_atomic(tmp_path / "ablate.json", {"n": 600, "seeds": 5, "rows": arms})
+    example = {"question": QUESTION.question, "answers": ["Paris"], "gain": -1.0}
+    example |= {"with": episode_record(episode("Rome")), "without": episode_record(episode("Paris"))}
+    node = {"agent": "filter", "credit": figure(0.5), "help": figure(0.6), "harm": figure(0.1), "hurt_most": [example]}
+    node |= {"tokens": 80.0, "searches": 0.0, "helped_most": []}
+    write_json_atomic(tmp_path / "credit.json", {"n": 300, "rule": "shapley", "rows": [node]})
+    page = write_report(tmp_path).read_text()
+    for told in ("drop &lt;filter&gt;", "−0.200", "&lt; 0.001", "600 questions, 5 seeds", "Full pipeline: F1 0.8"):
+        assert told in page, told
+    for told in ("credit by shapley", "filter hurt most", "60.0%", "−1", "&lt;script&gt;"):
+        assert told in page, told
+    assert "<script>" not in page and "filter helped most" not in page
+
+
+def test_warnings_of_a_training_stand_with_the_agents(tmp_path: Path) -> None:
+    line = {"update": 7, "agents": {"filter": {"kl_to_warm": 9.0}}, "warnings": ["filter: KL is 9.00; likely <lr>"]}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line))
+    assert "update 7: filter: KL is 9.00; likely &lt;lr&gt;" in write_report(tmp_path).read_text()

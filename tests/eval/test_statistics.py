@@ -205,6 +205,17 @@ def test_over_seeds_the_variance_is_that_of_seeds_plus_that_of_questions() -> No
     assert difference.hi - difference.lo == pytest.approx(width, rel=0.04)
 
 
+def test_questions_that_all_seeds_share_are_drawn_once_for_all_of_them() -> None:
+    # five seeds with the very same differences tell no more than one: the interval is that of the questions
+    rng = np.random.default_rng(0)
+    d = rng.normal(0.1, 0.3, size=100)
+    one = bootstrap_mean(d, resamples=20_000)
+    crossed = paired_over_seeds([d] * 5, resamples=20_000, crossed=True)
+    nested = paired_over_seeds([d] * 5, resamples=20_000)
+    assert (crossed.lo, crossed.hi) == pytest.approx((one.lo, one.hi), abs=0.003)
+    assert nested.hi - nested.lo < 0.6 * (crossed.hi - crossed.lo)
+
+
 def test_over_seeds_without_a_difference_p_is_one() -> None:
     assert paired_over_seeds([np.zeros(5), np.zeros(5)], resamples=100).p == 1.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jointrag.lab.gain import AGENTS, Job, report, run_all, warm_report
+from jointrag.lab.gain import AGENTS, report, runs_of, warm_report
 
 N = 200
 
@@ -61,42 +61,18 @@ def test_a_warm_start_that_more_steps_would_move_is_not_fair(tmp_path: Path) -> 
 
 
 def test_runs_differ_from_the_demo_only_in_what_they_compare(tmp_path: Path) -> None:
-    joint = Job(7, tmp_path, "", ("marl.updates=3",))
-    own = ["seed=7", "data.world.seed=7", f"out={tmp_path / '7'}", "marl.updates=3"]
-    assert joint.command()[3:] == ["train", "demo", *own, "--resume"]
-    assert (joint.ready, joint.processes) == (True, 2)
-    assert not Job(7, tmp_path, "filter").ready  # before the joint run's warm start
+    runs = runs_of(7, tmp_path, ["warm_start.steps=60"])
+    assert list(runs) == ["", "doubled", *AGENTS]
+    own = [f"out={tmp_path / '7'}", "seed=7", "data.world.seed=7", "warm_start.steps=60"]
+    assert runs[""].command()[3:] == ["train", "demo", *own, "--resume"]
+    assert (runs[""].ready, runs[""].processes) == (True, 2)
+    single = runs["filter"]
+    assert not single.ready  # before the joint run's warm start
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "warm.json").write_text('{"form": "title"}')
-    single = Job(7, tmp_path, "filter")
+    assert (single.ready, single.processes) == (True, 1)
     frozen = [x for x in single.command() if x.endswith("mode=frozen")]
     assert frozen == [f"agents.{a}.mode=frozen" for a in ("rewriter", "retriever", "answerer")]
     assert "warm_start.forms=title" in single.command()
-    assert (single.ready, single.processes) == (True, 1)
-    doubled = Job(7, tmp_path, "doubled", ("warm_start.steps=60",)).command()
+    doubled = runs["doubled"].command()
     assert doubled.index("warm_start.steps=60") < doubled.index("warm_start.steps=120")
-
-
-class Shell(Job):
-    """A run that is a line of shell."""
-
-    def command(self) -> list[str]:
-        return ["sh", "-c", *self.overrides]
-
-
-def test_finished_runs_are_not_run_again_and_a_failed_one_is_told(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "eval.json").write_text("{}")
-    run_all([Shell(1, tmp_path, "", ("exit 3",))], 1)
-    with pytest.raises(SystemExit, match="2 failed with exit code 3:\noh no"):
-        run_all([Shell(2, tmp_path, "", ("echo oh no; exit 3",))], 1)
-
-
-def test_no_more_processes_run_than_allowed_and_one_waits_for_its_warm_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    warm = f"sleep 0.2; echo '{{}}' > {tmp_path / '1' / 'warm.json'}; sleep 1"
-    jobs = [Shell(1, tmp_path, "", (warm,)), Shell(1, tmp_path, "filter", ("true",)), Shell(2, tmp_path, "", ("true",))]
-    run_all(jobs, 2)
-    order = [line for line in capsys.readouterr().err.splitlines() if line]
-    assert order == [f"{what} {name}" for name in ("1", "1-filter", "2") for what in ("started", "finished")]
