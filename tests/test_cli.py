@@ -524,6 +524,79 @@ def test_the_examples_run(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "without_checker" in capsys.readouterr().out
 
 
+# the lab
+
+
+def test_ablate_on_a_run_compares_every_mode_of_every_agent_and_shows_it_in_the_report(trained: Path, run: Run) -> None:
+    code, out, _ = run("ablate", "runs/mine", "--json", "--swap", "filter=runs/mine/heads/filter")
+    found = json.loads(out)
+    arms = {row["arm"]: row for row in found["rows"]}
+    assert code == 0 and {"full", "filter=default", "filter=swap", "rewriter=oracle", "answerer=trunk"} <= set(arms)
+    assert arms["filter=swap"]["minus_full"]["mean"] == 0.0  # its own head
+    assert set(arms["filter=default"]["minus_full"]) == {"mean", "interval", "p", "p_holm"}
+    assert json.loads((trained / "runs/mine/ablate.json").read_text())["rows"] == found["rows"]
+    assert '<h2 id="ablation">' in (trained / "runs/mine/report.html").read_text()
+    code, _, err = run("ablate", "runs/mine", "--drop", "filter")
+    assert code == 2 and "got --drop for the run" in err
+
+
+def test_ablate_on_a_config_trains_each_arm_once_on_one_warm_start(trained: Path, run: Run) -> None:
+    common = json.dumps([s for s in SMALL if not s.startswith("out")])
+    grid = f"config: config.yaml\nseeds: [4]\ndrop: [filter]\nout: runs/grid\ncommon: {common}\n"
+    (trained / "grid.yaml").write_text(grid)
+    code, out, err = run("ablate", "grid.yaml", "--workers", "1", "--json")
+    assert code == 0 and "2 arms x 1 seeds = 2 runs" in err and "1 min to 1 min each on one core" in err
+    assert [row["arm"] for row in json.loads(out)["rows"]] == ["full", "drop filter"]
+    assert (trained / "runs/grid/drop-filter-4/heads").is_dir()
+    head = "warm/rewriter/adapter_model.safetensors"
+    full, dropped = (trained / f"runs/grid/{arm}-4" / head for arm in ("full", "drop-filter"))
+    assert full.read_bytes() == dropped.read_bytes()
+    code, out, err = run("ablate", "grid.yaml", "--workers", "1")
+    assert code == 0 and "started" not in err and "drop filter" in out  # done already
+
+
+def test_credit_says_what_each_node_of_a_run_is_worth(trained: Path, run: Run) -> None:
+    code, out, err = run("credit", "runs/mine", "--json", "--questions", "3")
+    print(err)
+    found = json.loads(out)
+    assert code == 0 and found["n"] == 3 and {r["agent"] for r in found["rows"]} >= {"rewriter", "answerer"}
+    share = [r["advantage_share"] for r in found["rows"] if "advantage_share" in r]
+    assert sum(share) == pytest.approx(1.0)
+    assert '<h2 id="credit">' in (trained / "runs/mine/report.html").read_text()
+    for wrong in (("--rule", "voting"), ("--questions", "0")):
+        assert run("credit", "runs/mine", *wrong)[0] == 2
+
+
+def test_lint_ends_with_2_where_rewards_are_to_be_mended(place: Path, run: Run) -> None:
+    assert run("lint", "config.yaml")[:2] == (0, "nothing found\n")
+    code, out, _ = run("lint", "config.yaml", "rewards.team=[{type: f1}]", "--json")
+    assert code == 2 and {f["check"] for f in json.loads(out)["findings"]} == {"no answer", "free unknown"}
+
+
+def test_eval_under_other_conditions_is_one_table(trained: Path, run: Run) -> None:
+    (trained / "other.yaml").write_text("extends: config.yaml\ndata: {test: dev.jsonl}\n")
+    code, out, _ = run("eval", "runs/mine", "--index", "{type: dense, dim: 8}", "--data", "other.yaml", "--json")
+    found = json.loads(out)["rows"]
+    assert code == 0 and [r["condition"] for r in found] == ["own", "index {type: dense, dim: 8}", "data other"]
+    assert [r["n"] for r in found] == [4, 4, 2] and all("after_minus_before" in r for r in found)
+    own = json.loads((trained / "runs/mine/eval.json").read_text())
+    assert found[0]["after"]["f1"] == own["after"]["f1"]
+    for wrong, told in ((("--world", "unseen"), "got a run on files"), (("--index", "bm26"), "bm26")):
+        code, _, err = run("eval", "runs/mine", *wrong)
+        assert code == 2 and told in err
+
+
+def test_pareto_sweeps_budgets_and_marks_the_frontier(trained: Path, run: Run) -> None:
+    sets = [s for s in SMALL if not s.startswith("out")]
+    code, out, _ = run("pareto", "config.yaml", *sets, "--budgets", "1", "--seeds", "4", "--out", "runs/p", "--json")
+    rows = json.loads(out)["rows"]
+    assert code == 0 and {r["arm"] for r in rows} == {"no budget", "1 searches"}
+    assert any(r["on_frontier"] for r in rows)
+    page = (trained / "runs/p/pareto.html").read_text()
+    assert "F1 against searches a question" in page and "<svg" in page
+    assert run("pareto", "config.yaml", "--budgets", "0")[0] == 2
+
+
 # folders that are no run
 
 

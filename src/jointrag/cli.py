@@ -33,7 +33,7 @@ Outcome = tuple[Document, str]  # what --json prints, what people read
 
 DONE, DEFECT, USER, INTERRUPTED = 0, 1, 2, 130
 RESTARTED = "JOINTRAG_RESTARTED"  # environment: this process has been re-executed; its value says who set the threads
-HEAVY = ("demo", "train", "eval")  # commands that compute for minutes
+HEAVY = ("demo", "train", "eval", "ablate", "pareto", "credit")  # commands that compute for minutes
 ALLOCATOR = {  # glibc maps and faults in every large temporary anew by default; read at process start only
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
@@ -70,6 +70,7 @@ class Screen:
     def __init__(self) -> None:
         self.out: Path | None = None  # the run folder at stake
         self.resume = ""  # the command that goes on
+        self.code = DONE  # how the command ends
         self._bar: Any = None
         self._name = ""
 
@@ -129,51 +130,9 @@ class Screen:
 # shared pieces
 
 
-def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
-    """Return key -> (value in one, value in other) where two configs differ, `out` left out."""
-
-    def flat(value: Any, at: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict) and value:
-            for key, inner in value.items():
-                yield from flat(inner, f"{at}.{key}" if at else str(key))
-        else:
-            yield at, value
-
-    def whole(config: Config) -> Document:  # an agent the file does not mention has the default settings
-        agents = {name: config.agent(name).model_dump() for name in (*one.agents, *other.agents)}
-        return config.model_dump(exclude={"out"}) | {"agents": agents}
-
-    a, b = (dict(flat(whole(c), "")) for c in (one, other))
-    return {key: (a.get(key), b.get(key)) for key in sorted({*a, *b}) if a.get(key) != b.get(key)}
-
-
 def _told(differ: Mapping[str, tuple[Any, Any]], most: int = 4) -> str:
     told = [f"{key} is {there!r} there and {here!r} here" for key, (there, here) in differ.items()]
     return "; ".join(told[:most]) + (f"; and {len(told) - most} more" if len(told) > most else "")
-
-
-def _run_config(folder: Path, overrides: Sequence[str] = (), need_data: bool = True) -> Config:
-    """Return the config of a run folder, which has to be one; `need_data`: of one that holds its graph and data."""
-    from jointrag.configs.load import load_config
-
-    if folder.is_file():
-        out = load_config(folder, need_data=False).out
-        raise CheckpointError(f"{folder}: got a config, expected the folder of its run, which is {out}")
-    if not folder.exists():
-        raise CheckpointError(f"{folder}: got no such folder, expected one written by `jointrag train`; check the path")
-    file = folder / "config.yaml"
-    if not any((folder / name).exists() for name in ("checkpoint", "heads", "metrics.jsonl")):
-        has = f"; the run of {file} is {load_config(file, need_data=False).out}" if file.is_file() else ""
-        raise CheckpointError(f"{folder}: got no run folder, expected one written by `jointrag train`{has}")
-    if not file.is_file():
-        raise CheckpointError(f"{folder}: got no run folder: config.yaml is missing; expected it: put it back")
-    config = load_config(file, overrides, need_data=False).model_copy(update={"out": str(folder)})
-    if need_data and not config.data.given:
-        raise CheckpointError(
-            f"{folder}: got a run trained from Python, which holds heads and no graph or data, expected one of a "
-            f"config; use it from Python: jointrag.load({str(folder)!r}, pipeline=...)"
-        )
-    return config
 
 
 def _started(out: Path) -> bool:
@@ -190,7 +149,9 @@ def _updates_done(out: Path) -> int:
 
 def _check_same(out: Path, config: Config) -> None:
     """Refuse to go on with a run of another config, before its folder is touched."""
-    differ = differences(_run_config(out), config)
+    from jointrag.configs.load import differences, load_run
+
+    differ = differences(load_run(out), config)
     if differ:
         raise CheckpointError(
             f"{out}: got a run of another config ({_told(differ)}), expected the same one to go on; "
@@ -207,7 +168,7 @@ def _threads(config: Config) -> None:
     if config.llm.model != "tiny" and weights > SMALL_TRUNK:
         import torch
 
-        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        torch.set_num_threads(_cores())
 
 
 def _quiet() -> None:
@@ -300,6 +261,7 @@ def train(args: argparse.Namespace, screen: Screen) -> Outcome:
 
 def plan(config: Config, screen: Screen) -> Outcome:
     """Check everything a training needs and write nothing: config, data, graph, rewards, index settings, trunk."""
+    from jointrag.configs.load import differences, load_run
     from jointrag.eval.evaluation import variant_modes
     from jointrag.graph.declare import declare_config
     from jointrag.marl.run import Splits, fixed_modes, load_data, load_swaps, make_pipeline
@@ -333,7 +295,7 @@ def plan(config: Config, screen: Screen) -> Outcome:
     }
     holds = "new"
     if _started(out):
-        other = differences(_run_config(out, need_data=False), config)
+        other = differences(load_run(out, need_data=False), config)
         holds = "holds a run of another config: set out=..." if other else "holds a run: --resume goes on"
     document: Document = {
         "agents": agents,
@@ -376,6 +338,7 @@ def plan(config: Config, screen: Screen) -> Outcome:
 
 def evaluate(args: argparse.Namespace, screen: Screen) -> Outcome:
     """Evaluate a trained run again, every block of eval.json; other settings go into a file of their own."""
+    from jointrag.configs.load import differences, load_run
     from jointrag.eval.evaluation import (
         BANK,
         run_variant,
@@ -405,7 +368,9 @@ def evaluate(args: argparse.Namespace, screen: Screen) -> Outcome:
                 f"override {override!r}: got a setting of training, expected one that an evaluation depends on, "
                 f"such as eval.test_questions=200, data.test=more.jsonl or agents.filter.mode=default; remove it"
             )
-    own, config = _run_config(folder), _run_config(folder, args.rest)
+    if args.world or args.index or args.data:
+        return _transfer(folder, args, screen)
+    own, config = load_run(folder), load_run(folder, args.rest)
     changed = {key: here for key, (_, here) in differences(own, config).items()}
     _threads(config)
     own_index = not any(k.split(".")[0] in ("data", "index") for k in changed)
@@ -451,6 +416,29 @@ def evaluate(args: argparse.Namespace, screen: Screen) -> Outcome:
     return document, f"{told}{table(summary)}\n\nwritten: {document['file']}"
 
 
+def _transfer(folder: Path, args: argparse.Namespace, screen: Screen) -> Outcome:
+    """Compare what joint training is worth under other conditions."""
+    from jointrag.configs.load import load_run
+    from jointrag.lab.transfer import conditions, table, transfer
+
+    _threads(load_run(folder))
+    found = transfer(folder, conditions(folder, args.world, args.index, args.data, args.rest), screen.say)
+    document = {"run": str(folder), "file": str(folder / "transfer.json"), **found}
+    return document, f"{table(found)}\n\nwritten: {document['file']}"
+
+
+def pareto(args: argparse.Namespace, screen: Screen) -> Outcome:
+    """Sweep the search budget of a config; draw F1 against searches and tokens."""
+    from jointrag.lab.pareto import sweep, table
+
+    out = Path(args.out)
+    budgets, seeds = _numbers("--budgets", args.budgets, float), _numbers("--seeds", args.seeds, int)
+    workers = _cores() if args.workers is None else args.workers
+    found = sweep(args.config, budgets, seeds, out, args.rest, workers, screen.say, args.runner)
+    files = f"written: {out / 'pareto.json'}, {out / 'pareto.html'}"
+    return {"file": str(out / "pareto.json"), **found}, f"{table(found)}\n\n{files}"
+
+
 def ask(args: argparse.Namespace, screen: Screen) -> Outcome:
     """Answer one question with a trained run, or with the shipped demo heads."""
     words = args.rest
@@ -463,14 +451,16 @@ def ask(args: argparse.Namespace, screen: Screen) -> Outcome:
         raise ConfigError("got an empty question; expected some text")
     if not question.isprintable() and "\\ud" in ascii(question):
         raise ConfigError(f"got the question {question!a}, which is not UTF-8; expected text in UTF-8")
+    from jointrag.configs.load import load_run
+
     shipped = Path(str(resources.files("jointrag.llm"))) / "tiny" / "demo"
     folder = Path(words[0]) if len(words) == 2 else shipped
-    config = _run_config(folder)
+    config = load_run(folder)
     if config.data.world is not None:  # the passages do not depend on how many questions are made about them
         sets = [f"data.world.{name}_questions=1" for name in ("train", "dev", "test")]
     else:
         sets = [f"data.{name}=null" for name in ("train", "dev", "test")]
-    config = _run_config(folder, sets)
+    config = load_run(folder, sets)
     from jointrag.marl.run import open_run
 
     job = open_run(folder, config, say=screen.say)
@@ -512,6 +502,70 @@ def _words(decision: Any) -> str:
     else:
         text = str(update.get("answer", decision.value))
     return text + (" (malformed: the default)" if decision.malformed else "")
+
+
+def ablate(args: argparse.Namespace, screen: Screen) -> Outcome:
+    """Say what each agent is worth: of a run by its modes, of a config or a grid by training it again."""
+    from jointrag.eval.report import write_report
+    from jointrag.lab.ablate import ablate_grid, ablate_run, find_grid, make_grid, read_grid, table
+
+    swaps = {}
+    for given in args.swap:
+        agent, found, folder = given.partition("=")
+        if not found or not agent or not folder:
+            raise ConfigError(f"--swap: got {given!r}, expected agent=folder/of/a/head; correct it")
+        swaps[agent] = folder
+    target = Path(args.target)
+    arms = {name: getattr(args, name) for name in ("drop", "freeze", "only", "prompt", "drop_reward", "share")}
+    where = {name: getattr(args, name) for name in ("seeds", "out", "runner", "workers")}
+    if (target / "config.yaml").is_file():
+        wrong = next((f"--{name.replace('_', '-')}" for name, said in {**arms, **where}.items() if said), None)
+        wrong = wrong or (args.rest[0] if args.rest else None)
+        if wrong:
+            raise ConfigError(f"got {wrong} for the run {target}, expected a config to train again; name the config")
+        found = ablate_run(target, swaps, lambda arm, of, done: screen.count(f"evaluating {arm}", done, of))
+        out = target
+    else:
+        file = find_grid(args.target)
+        if file is not None:
+            grid = read_grid(file)
+            if any(arms.values()) or swaps or args.rest:
+                raise ConfigError(f"got flags beside the grid {target}, expected them in it; write them there")
+        else:
+            grid = make_grid({"config": args.target, "swap": swaps, "common": args.rest, **arms}, "ablate")
+        changed = {"seeds": _numbers("--seeds", args.seeds, int) if args.seeds is not None else None, "out": args.out}
+        grid = make_grid(grid.model_dump() | {key: value for key, value in changed.items() if value}, "ablate")
+        workers = _cores() if args.workers is None else args.workers
+        found, out = ablate_grid(grid, workers, screen.say, args.runner or "local"), Path(grid.out)
+    screen.close()
+    write_report(out)
+    files = f"written: {out / 'ablate.json'}, {out / 'report.html'}"
+    return {"file": str(out / "ablate.json"), **found}, f"{table(found)}\n\n{files}"
+
+
+def credit(args: argparse.Namespace, screen: Screen) -> Outcome:
+    """Say what each node of a run is worth, what it costs, and how often it harms."""
+    from jointrag.eval.report import write_report
+    from jointrag.lab.credit_report import report, table
+
+    out = Path(args.run)
+    found = report(out, args.rule, args.questions, screen.say)
+    write_report(out)
+    files = f"written: {out / 'credit.json'}, {out / 'report.html'}"
+    return {"file": str(out / "credit.json"), **found}, f"{table(found)}\n\n{files}"
+
+
+def lint(args: argparse.Namespace, screen: Screen) -> Outcome:
+    """Say which reward terms of a config pay for the wrong thing."""
+    from dataclasses import asdict
+
+    from jointrag.configs.load import load_config
+    from jointrag.lab.lint import lint as check
+
+    found = check(load_config(args.config, args.rest, need_data=False))
+    screen.code = USER if found else DONE
+    text = "\n".join([*map(str, found), f"{len(found)} to mend" if found else "nothing found"])
+    return {"findings": [asdict(f) for f in found]}, text
 
 
 def graph(args: argparse.Namespace, screen: Screen) -> Outcome:
@@ -647,9 +701,10 @@ def _world_table(config: Config, passages: Sequence[Any], questions: Sequence[An
 
 def report(args: argparse.Namespace, screen: Screen) -> Outcome:
     """Write report.html of a run anew."""
+    from jointrag.configs.load import load_run
     from jointrag.eval.report import write_report
 
-    _run_config(Path(args.run), need_data=False)
+    load_run(Path(args.run), need_data=False)
     path = write_report(Path(args.run))
     return {"run": args.run, "report": str(path)}, f"report: {path}"
 
@@ -757,10 +812,43 @@ def parser() -> argparse.ArgumentParser:
     p = add(commands, "train", train, "train the agents of a config together", "CONFIG", rest=pairs)
     p.add_argument("--resume", action="store_true", help="go on with the run in `out`")
     p.add_argument("--dry-run", action="store_true", help="check everything, print the plan, train nothing")
-    add(commands, "eval", evaluate, "evaluate a trained run again", "RUN", rest=pairs)
+    p = add(commands, "eval", evaluate, "evaluate a trained run again, or under other conditions", "RUN", rest=pairs)
+    worlds = "another world: unseen, hops, hard, or keys such as 'twins=0.8 seed=7'"
+    p.add_argument("--world", action="append", default=[], metavar="WORLD", help=worlds)
+    p.add_argument(
+        "--index", action="append", default=[], metavar="INDEX", help="another index: a type, or '{type: ...}'"
+    )
+    p.add_argument("--data", action="append", default=[], metavar="CONFIG", help="the data of another config")
     p = add(commands, "ask", ask, "answer a question; without RUN by the shipped demo heads")
     p.add_argument("rest", nargs="+", metavar="[RUN] QUESTION")
     p.set_defaults(takes_rest=True)
+    p = add(
+        commands, "ablate", ablate, "say what each agent is worth, of a run or by training again", "TARGET", rest=pairs
+    )
+    what = {"drop": "absent: its default action", "freeze": "kept at its warm start", "prompt": "without a head"}
+    for name, text in {**what, "only": "the one that learns"}.items():
+        p.add_argument(f"--{name}", action="append", default=[], metavar="AGENT", help=f"an arm with this agent {text}")
+    p.add_argument("--swap", action="append", default=[], metavar="AGENT=HEAD", help="an arm with another head")
+    p.add_argument("--share", action="store_true", help="an arm with one head for all agents")
+    p.add_argument(
+        "--drop-reward", action="append", default=[], metavar="AGENT[.TERM]", help="an arm without a process reward"
+    )
+    p.add_argument("--seeds", default=None, help='seeds of a retrained ablation, as in "1 2 3"')
+    p.add_argument("--out", default=None, help="folder of a retrained ablation")
+    p.add_argument("--runner", default=None, metavar="local|ray", help="where trainings run")
+    p.add_argument("--workers", type=int, default=None, help="trainings side by side; default: one a core")
+    p = add(commands, "pareto", pareto, "sweep the search budget; F1 against searches and tokens", "CONFIG", rest=pairs)
+    p.add_argument("--budgets", default="1 1.5 2", help='mean searches a question, as in "1 1.5 2"')
+    p.add_argument("--seeds", default="1 2 3", help='as in "1 2 3"')
+    p.add_argument("--out", default="runs/pareto", help="folder of the runs")
+    p.add_argument("--runner", default="local", metavar="local|ray", help="where trainings run")
+    p.add_argument("--workers", type=int, default=None, help="trainings side by side; default: one a core")
+    p = add(commands, "credit", credit, "say what each node of a run is worth, and how often it harms", "RUN")
+    p.add_argument("--rule", default="difference", metavar="difference|shapley", help="how the reward is divided")
+    p.add_argument(
+        "--questions", type=int, default=None, metavar="N", help="held-out questions; default: those of eval"
+    )
+    add(commands, "lint", lint, "find reward terms of a config that pay for the wrong thing", "CONFIG", rest=pairs)
     add(commands, "graph", graph, "print the graph of a config as mermaid", "CONFIG", rest=pairs)
     p = commands.add_parser("index", help="build or measure an index")
     inner = p.add_subparsers(dest="what", required=True, metavar="build|eval", parser_class=_Parser)
@@ -770,6 +858,22 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--table", action="store_true", help="F1 of the combinations of oracle and default agents")
     add(commands, "report", report, "write report.html of a run anew", "RUN")
     return top
+
+
+def _numbers(flag: str, text: str, kind: type[int] | type[float]) -> list[Any]:
+    """Return the numbers of a flag, at least one."""
+    try:
+        found = [kind(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        found = []
+    if not found:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(f'{flag}: got {text!r}, expected {what}, as in "1 2 3"')
+    return found
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -862,7 +966,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _quiet()
             document, text = args.run_command(args, screen)
         print(json.dumps(document, indent=2) if args.json else text, flush=True)
-        return DONE
+        return screen.code
     except KeyboardInterrupt:
         screen.close()
         print(_interrupted(screen), file=sys.stderr)
