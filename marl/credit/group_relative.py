@@ -1,8 +1,9 @@
 """Per-agent group-relative: A_d = (R + p_d - mean) / std over the decisions of d's agent in the question's group.
 
 GRPO (arXiv 2402.03300, section 4.1.2) with a group for each agent (Dr. MAS, arXiv 2602.08847; AT-GRPO, arXiv
-2510.11062): the episodes of one question, `marl.group` of them, are its group; a question asked once is compared with
-the whole update. No critic: neither V nor b takes part. A group without variance gives nothing.
+2510.11062): the episodes of one question, `marl.group` of them, are its group; questions asked once are
+compared with each other. No critic: neither V nor b takes part, but for the below-value guard (rewards.guards). A group
+without variance gives nothing.
 """
 
 from __future__ import annotations

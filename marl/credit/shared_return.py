@@ -1,7 +1,7 @@
 """Shared return: A_d = R - mean of R over the update's episodes, the same for every decision of an episode.
 
-REINFORCE with the batch's mean as baseline (Williams 1992, eq. 11) and no critic for the team: every agent is praised
-for the whole team's luck. What a centralised critic is worth shows beside it.
+REINFORCE with the batch's mean as baseline (Williams 1992, eq. 11) and no critic for the team but in the below-value
+guard: every agent is praised for the whole team's luck. What a centralised critic is worth shows beside it.
 """
 
 from __future__ import annotations
