@@ -42,6 +42,13 @@ class Decision:
         """True where the decision has a gradient: a learning agent's own, not forced, no tool failed."""
         return self.mode == "learn" and self.completion is not None and not self.forced and not self.failed
 
+    @property
+    def tokens(self) -> int:
+        """Tokens read and written by the language model, 0 where it was not asked."""
+        if self.request is None or self.completion is None:
+            return 0
+        return len(self.request.context) + len(self.request.suffix) + len(self.completion.tokens)
+
 
 @dataclass
 class Episode:
@@ -90,8 +97,4 @@ class Episode:
     @property
     def tokens(self) -> int:
         """Tokens read and written by the language model."""
-        return sum(
-            len(d.request.context) + len(d.request.suffix) + len(d.completion.tokens)
-            for d in self.decisions
-            if d.request is not None and d.completion is not None
-        )
+        return sum(d.tokens for d in self.decisions)

@@ -38,13 +38,15 @@ class Speed:
 
 def seconds_of(configs: Sequence[Config]) -> list[float]:
     """Return the seconds one run of each config takes on one core; the first one's warm start serves the others."""
-    known: dict[str, Speed] = {}
-    out = []
-    for n, config in enumerate(configs):
-        sections = config.model_dump(include={"data", "index", "llm", "graph"})
-        speed = known.get(str(sections)) or known.setdefault(str(sections), measure(config))
-        out.append(estimate(config, speed, shares=n > 0 and str(sections) in list(known)[:1]))
-    return out
+    alike = [str(config.model_dump(include={"data", "index", "llm", "graph"})) for config in configs]
+    speeds: dict[str, Speed] = {}
+    for key, config in zip(alike, configs, strict=True):
+        if key not in speeds:
+            speeds[key] = measure(config)
+    return [
+        estimate(config, speeds[key], shares=n > 0 and key == alike[0])
+        for n, (key, config) in enumerate(zip(alike, configs, strict=True))
+    ]
 
 
 def estimate(config: Config, speed: Speed, shares: bool = False) -> float:

@@ -12,6 +12,7 @@ advantage, sum |A| over its decisions, both over the last updates.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def report(
     pipeline, config = job.pipeline, job.config
     questions = test_questions(job)[:count]
     rewards = config_rewards(config, [a.name for a in pipeline.agents], pipeline.max_hops)
-    updates = config.marl.updates * config.marl.episodes_per_update
+    trained = config.marl.updates * config.marl.episodes_per_update
     held = {n for n, mode in pipeline.modes.items() if mode == "default"}
     agents = [a.name for a in pipeline.agents if a.name not in held]
     known: dict[frozenset[str], list[Episode]] = {}
@@ -59,7 +60,7 @@ def report(
             known[absent] = pipeline.run(questions, modes=dict.fromkeys(absent, "default"), sample=False)
         return known[absent]
 
-    rows = rows_of(agents, run, rewards, updates, rule, config.eval.bootstrap, config.seed)
+    rows = rows_of(agents, run, rewards, trained, rule, config.eval.bootstrap, config.seed)
     log = training(folder)
     out = {"n": len(questions), "rule": rule, "rows": [row | log.get(row["agent"], {}) for row in rows]}
     write_json_atomic(folder / "credit.json", out)
@@ -72,6 +73,7 @@ def rows_of(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return one row an agent. run(absent): the same questions, these agents at their default."""
 
+    @functools.cache
     def reward(absent: frozenset[str]) -> Floats:
         episodes = run(absent)
         for e in episodes:
@@ -109,13 +111,11 @@ def rows_of(
 
 
 def _cost(decisions: Sequence[Decision], questions: int) -> dict[str, float]:
-    asked = [d for d in decisions if d.request is not None and d.completion is not None]
-    tokens = sum(
-        len(d.request.context) + len(d.request.suffix) + len(d.completion.tokens)
-        for d in asked
-        if d.request and d.completion
-    )
-    totals = {"tokens": tokens, "llm_calls": len(asked), "searches": sum(d.searches for d in decisions)}
+    totals = {
+        "tokens": sum(d.tokens for d in decisions),
+        "llm_calls": sum(d.completion is not None for d in decisions),
+        "searches": sum(d.searches for d in decisions),
+    }
     return {k: v / max(1, questions) for k, v in totals.items()}
 
 

@@ -13,16 +13,13 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jointrag.configs.load import load_config
 from jointrag.eval.evaluation import read_rows
-from jointrag.eval.statistics import paired_difference, paired_over_seeds, seed_interval
+from jointrag.eval.statistics import Floats, paired_difference, paired_over_seeds, seed_interval
 from jointrag.lab.runs import Run, run_all, train_command
-
-Floats = np.ndarray[Any, Any]
 
 AGENTS = ("rewriter", "retriever", "filter", "answerer")
 DOUBLED = 0.02  # doubling the warm start's steps may move F1 by less

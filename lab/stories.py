@@ -56,6 +56,11 @@ class Cast:
         """Names of the agents with a part."""
         return {n for n in (self.planner, self.retriever, self.keeper, self.answerer) if n}
 
+    def who(self, part: str) -> str | None:
+        """Return who makes a move of this part."""
+        ends = self.answerer or self.other
+        return {"ask": self.planner, "find": self.retriever, "keep": self.keeper, "answer": ends}[part]
+
 
 class Move(NamedTuple):
     """One move of a told episode: ask | find | keep | answer. () asked = stopped."""
@@ -154,7 +159,6 @@ def tell(question: Question, moves: Iterable[Move], cast: Cast) -> Episode:
     pending: list[str] = []
     shown: list[Passage] = []
     hop = 0
-    who = {"ask": cast.planner, "find": cast.retriever, "keep": cast.keeper, "answer": cast.answerer}
     for part, what, malformed in moves:
         update: dict[str, Any] = {}
         received: list[Passage] = []
@@ -173,7 +177,7 @@ def tell(question: Question, moves: Iterable[Move], cast: Cast) -> Episode:
             held += kept if cast.keeper is not None else []
         else:
             update = {"answer": what[0]} if cast.answerer or not cast.other else {"text": what[0]}
-        agent = who[part] or (cast.other if part == "answer" else None)
+        agent = cast.who(part)
         if agent is not None:
             shown_tokens = 100 * (len(received) if part == "keep" else len(before))  # a passage is some 100 tokens
             episode.decisions.append(
@@ -208,8 +212,7 @@ def passage(pid: str) -> Passage:
 
 def told(moves: Sequence[Move], cast: Cast) -> str:
     """Return an episode in words, without the parts nobody plays."""
-    who = {"ask": cast.planner, "find": cast.retriever, "keep": cast.keeper, "answer": cast.answerer or cast.other}
-    said = [str(m) for m in moves if who[m.part]]
+    said = [str(m) for m in moves if cast.who(m.part)]
     return "; ".join(said if len(said) <= 16 else [*said[:6], f"... {len(said) - 8} more moves", *said[-2:]])
 
 

@@ -21,7 +21,7 @@ from jointrag.llm.model import Chunk
 from jointrag.llm.types import Completion, Request
 from jointrag.marl import losses
 from jointrag.marl.budget import SearchBudget
-from jointrag.marl.credit.base import Credit, Floats
+from jointrag.marl.credit.base import Batch, Credit, Floats
 from jointrag.marl.critic import HEAD as CRITIC
 from jointrag.marl.critic import Critic
 from jointrag.marl.health import behaviour, silence
@@ -138,29 +138,28 @@ class Learner:
             mean = [self.rewards.baseline(episode, i, self.episodes_done, below) for i in range(len(vb))]
             own.append([b if m is None else m for (_, b), m in zip(vb, mean, strict=True)])
 
-        def replay(absent: frozenset[str]) -> Floats:
-            return self.replay(episodes, absent if replays else None)
+        rewards = np.array([sum(e.team.values()) for e in episodes], dtype=float)
 
-        learns = frozenset(self.learning)
-        out: list[Credit] = self.algorithm.credit(episodes, team, own, learns, replay, self.config.marl)
+        def replay(absent: frozenset[str]) -> Floats:
+            return self.replay(episodes, rewards, absent) if replays else rewards
+
+        batch = Batch(episodes, team, own, frozenset(self.learning), replay)
+        out: list[Credit] = self.algorithm.credit(batch, self.config.marl)
         return out
 
-    def replay(self, episodes: Sequence[Episode], absent: frozenset[str] | None) -> Floats:
+    def replay(self, episodes: Sequence[Episode], rewards: Floats, absent: frozenset[str]) -> Floats:
         """Return the team rewards of episodes run again with `absent` agents at their default, same randomness.
 
-        None: nothing is run. An episode that fails without them tells nothing: its reward stays what it was.
+        An episode that fails without them tells nothing: its reward stays what it was in `rewards`.
         """
-        team = np.array([sum(e.team.values()) for e in episodes], dtype=float)
-        if absent is None:
-            return team
         modes = {n: a.mode_name for n, a in self.settings.items()} | dict.fromkeys(absent, "default")
         again = self.pipeline.run(
             [e.question for e in episodes], modes=modes, sample=True, seeds=[e.seed for e in episodes],
             concurrency=len(episodes),
         )  # fmt: skip
         self._score(again)
-        rewards = np.array([sum(e.team.values()) for e in again], dtype=float)
-        return np.where([bool(e.error) for e in again], team, rewards)
+        found = np.array([sum(e.team.values()) for e in again], dtype=float)
+        return np.where([bool(e.error) for e in again], rewards, found)
 
     @torch.no_grad()
     def references(self, samples: Sequence[Sample]) -> None:

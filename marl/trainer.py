@@ -23,7 +23,6 @@ from jointrag.data.errors import CheckpointError, ConfigError, DataError, Diverg
 from jointrag.data.files import read_questions
 from jointrag.data.types import Question
 from jointrag.eval.evaluation import write_json_atomic
-from jointrag.eval.metrics import f1
 from jointrag.graph.episode import Episode
 from jointrag.graph.pipeline import CRITIC, Pipeline
 from jointrag.llm.scheduler import stable_seed
@@ -31,7 +30,7 @@ from jointrag.marl import checkpoint
 from jointrag.marl.health import symptoms
 from jointrag.marl.learner import Learner
 from jointrag.marl.registry import algorithm
-from jointrag.marl.warm_start import WarmSettings, warm_start
+from jointrag.marl.warm_start import WarmSettings, f1_of, warm_start
 from jointrag.rewards.build import config_rewards
 
 Say = Callable[[str], None]
@@ -317,8 +316,7 @@ class Trainer:
         self.pipeline.llm.forget()
         episodes = self.pipeline.run(self.dev, modes={n: m for n, m in self.modes.items() if m != "learn"})
         self.pipeline.llm.forget()
-        score = sum(f1(e.answer, e.question.answers) for e in episodes) / len(episodes)
-        return score, sum(e.searches for e in episodes) / len(episodes)
+        return f1_of(episodes), sum(e.searches for e in episodes) / len(episodes)
 
     def _rank(self, score: float, searches: float) -> tuple[bool, float]:
         """Return what the best heads are chosen by: F1; under a budget first that it is kept, else by how little."""
@@ -352,7 +350,7 @@ class Trainer:
         record: dict[str, Any] = {
             "update": update,
             "episodes": update * m.episodes_per_update,
-            "train_f1": sum(f1(e.answer, e.question.answers) for e in episodes) / len(episodes),
+            "train_f1": f1_of(episodes),
             "team_reward": sum(sum(e.team.values()) for e in episodes) / len(episodes),
             "searches": sum(e.searches for e in episodes) / len(episodes),
             "errors": sum(bool(e.error) for e in episodes),
@@ -394,8 +392,9 @@ class Trainer:
         record["warnings"] = [str(s) for s in found]
         for s in found:
             self.say(f"update {update}: {s}")
-        slower = list(dict.fromkeys(self.pipeline.head_of[s.agent] for s in found if s.severe)) or [diverged]
-        if slower == [""] or progress["rollbacks"] >= m.rollback:
+        blamed = [self.pipeline.head_of[s.agent] for s in found if s.severe]
+        slower = list(dict.fromkeys([*blamed, *([diverged] if diverged else [])]))
+        if not slower or progress["rollbacks"] >= m.rollback:
             return
         progress["rollbacks"] += 1
         for h, tensors in progress["best_heads"].items():

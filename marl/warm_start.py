@@ -19,6 +19,7 @@ from jointrag.agents.labels import WARM_FORMS
 from jointrag.data.errors import ConfigError, DataError
 from jointrag.data.types import Question
 from jointrag.eval.metrics import cover_em, f1, normalise
+from jointrag.graph.episode import Episode
 from jointrag.graph.pipeline import Pipeline
 from jointrag.llm.scheduler import stable_seed
 from jointrag.llm.types import Completion, Request
@@ -128,7 +129,11 @@ def mean_f1(
     oracle_form: str = "sub_question",
 ) -> float:
     """Return the greedy answer F1."""
-    episodes = pipeline.run(questions, modes=modes, oracle_form=oracle_form)
+    return f1_of(pipeline.run(questions, modes=modes, oracle_form=oracle_form))
+
+
+def f1_of(episodes: Sequence[Episode]) -> float:
+    """Return the mean answer F1 of finished episodes."""
     return sum(f1(e.answer, e.question.answers) for e in episodes) / len(episodes)
 
 

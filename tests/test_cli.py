@@ -556,8 +556,7 @@ def test_ablate_on_a_config_trains_each_arm_once_on_one_warm_start(trained: Path
 
 
 def test_credit_says_what_each_node_of_a_run_is_worth(trained: Path, run: Run) -> None:
-    code, out, err = run("credit", "runs/mine", "--json", "--questions", "3")
-    print(err)
+    code, out, _ = run("credit", "runs/mine", "--json", "--questions", "3")
     found = json.loads(out)
     assert code == 0 and found["n"] == 3 and {r["agent"] for r in found["rows"]} >= {"rewriter", "answerer"}
     share = [r["advantage_share"] for r in found["rows"] if "advantage_share" in r]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jointrag.graph.episode import Episode
-from jointrag.marl.credit.base import Credit, Replay
+from jointrag.marl.credit.base import Batch, Credit
 
 
 class Ippo:
@@ -22,17 +22,9 @@ class Ippo:
     def __init__(self, rule: Any = None) -> None:
         """There is no shared reward to divide: `rule` is not asked."""
 
-    def credit(
-        self,
-        episodes: Sequence[Episode],
-        values: Sequence[Sequence[float]],
-        baselines: Sequence[Sequence[float]],
-        learns: frozenset[str],
-        replay: Replay,
-        marl: Any,
-    ) -> list[Credit]:
+    def credit(self, batch: Batch, marl: Any) -> list[Credit]:
         """Return p_d - b_d, and R - V(s) for the decision that wrote the answer."""
-        return [self._of(e, v, b) for e, v, b in zip(episodes, values, baselines, strict=True)]
+        return [self._of(e, v, b) for e, v, b in zip(batch.episodes, batch.values, batch.baselines, strict=True)]
 
     def _of(self, episode: Episode, values: Sequence[float], baselines: Sequence[float]) -> Credit:
         team = sum(episode.team.values())

@@ -5,13 +5,11 @@ arXiv 2103.01955, over the steps of a graph; `marl.credit` names the rule that s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from jointrag.graph.episode import Episode
-from jointrag.marl.credit.base import Credit, Replay, Rule, Scored
+from jointrag.marl.credit.base import Batch, Credit, Rule, Scored
 from jointrag.marl.credit.team_gae import team_gae
 
 
@@ -23,21 +21,13 @@ class Mappo:
     def __init__(self, rule: Rule = team_gae) -> None:
         self.rule = rule
 
-    def credit(
-        self,
-        episodes: Sequence[Episode],
-        values: Sequence[Sequence[float]],
-        baselines: Sequence[Sequence[float]],
-        learns: frozenset[str],
-        replay: Replay,
-        marl: Any,
-    ) -> list[Credit]:
+    def credit(self, batch: Batch, marl: Any) -> list[Credit]:
         """Return the rule's credit: the team's, plus each decision's own process reward over its baseline.
 
         A tool takes no step, nor does whoever asked no language model (forced, default, oracle): there is no state
         the critic has valued, and a step more would only discount the credit of those before it. Their credit is 0.
         """
-        asked = [[i for i, d in enumerate(e.decisions) if d.request is not None] for e in episodes]
+        asked = [[i for i, d in enumerate(e.decisions) if d.request is not None] for e in batch.episodes]
         scored = [
             Scored(
                 steps=[e.decisions[i].step for i in rows],
@@ -47,15 +37,17 @@ class Mappo:
                 baselines=[b[i] for i in rows],
                 malformed=[e.decisions[i].malformed for i in rows],
                 agents=[e.decisions[i].agent for i in rows],
-                learns=learns,
+                learns=batch.learns,
                 question=e.question.id,
             )
-            for e, v, b, rows in zip(episodes, values, baselines, asked, strict=True)
+            for e, v, b, rows in zip(batch.episodes, batch.values, batch.baselines, asked, strict=True)
         ]
         some = [n for n, rows in enumerate(asked) if rows]
-        given = self.rule([scored[n] for n in some], lambda absent: replay(absent)[some], marl.gamma, marl.gae_lambda)
+        given = self.rule(
+            [scored[n] for n in some], lambda absent: batch.replay(absent)[some], marl.gamma, marl.gae_lambda
+        )
         out = []
-        for e in episodes:
+        for e in batch.episodes:
             size = len(e.decisions)
             out.append(Credit(np.zeros(size), np.zeros(size), np.zeros(size)))
         for n, c in zip(some, given, strict=True):

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from jointrag.graph.episode import Episode
+
 Floats = npt.NDArray[np.float64]
 Replay = Callable[[frozenset[str]], Floats]  # agents at their default -> R of every episode, same randomness otherwise
 
@@ -38,6 +40,17 @@ class Credit:
     advantages: Floats
     returns: Floats  # targets of V
     team: Floats  # the share of the advantage that comes from the team reward
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Finished episodes of one update as an algorithm gets them; values and baselines are parallel to the decisions."""
+
+    episodes: Sequence[Episode]
+    values: Sequence[Sequence[float]]  # V
+    baselines: Sequence[Sequence[float]]  # b
+    learns: frozenset[str]  # agents that learn in this training
+    replay: Replay
 
 
 Rule = Callable[[Sequence[Scored], Replay, float, float], list[Credit]]

@@ -12,7 +12,7 @@ from jointrag.data.types import Question
 from jointrag.graph.episode import Decision, Episode
 from jointrag.marl.algorithms.ippo import Ippo
 from jointrag.marl.algorithms.mappo import Mappo
-from jointrag.marl.credit.base import Credit, Floats, Scored, no_replay
+from jointrag.marl.credit.base import Batch, Credit, Floats, Scored, no_replay
 from jointrag.marl.credit.difference import difference
 from jointrag.marl.credit.group_relative import group_relative
 from jointrag.marl.credit.shapley import exact, sampled, shapley
@@ -102,12 +102,12 @@ MARL: Any = SimpleNamespace(gamma=0.5, gae_lambda=0.5)
 
 
 def mappo(e: Episode, values: Sequence[float], baselines: Sequence[float]) -> Credit:
-    (credit,) = Mappo().credit([e], [values], [baselines], frozenset(), no_replay, MARL)
+    (credit,) = Mappo().credit(Batch([e], [values], [baselines], frozenset(), no_replay), MARL)
     return credit
 
 
 def ippo(e: Episode) -> Credit:
-    (credit,) = Ippo().credit([e], [CHAIN.values], [CHAIN.baselines], frozenset(), no_replay, MARL)
+    (credit,) = Ippo().credit(Batch([e], [CHAIN.values], [CHAIN.baselines], frozenset(), no_replay), MARL)
     return credit
 
 
