@@ -120,7 +120,8 @@ def load_run(folder: Path, overrides: Sequence[str] = (), need_data: bool = True
     if need_data and not config.data.given:
         raise CheckpointError(
             f"{folder}: got a run trained from Python, which holds heads and no graph or data, expected one of a "
-            f"config; use it from Python: jointrag.load({str(folder)!r}, pipeline=...)"
+            f"config; use it from Python: build the pipeline as for training and write jointrag.load({str(folder)!r}, "
+            f"pipeline=...)"
         )
     return config
 

@@ -102,13 +102,14 @@ def write_report(run_folder: Path) -> Path:
     config_text = _text(run_folder / "config.yaml")
     metrics = _lines(run_folder / "metrics.jsonl")
     summary = _object(run_folder / "eval.json")
+    lab = _lab(_object(run_folder / "ablate.json"), _object(run_folder / "credit.json"))
     sections = [
         ("time", "F1 over time", _over_time(metrics, _object(run_folder / "training.json"))),
         ("agents", "Reward and KL of each agent", _agents(metrics, summary)),
         ("table", "Before and after", _before_after(summary)),
         ("differences", "What joint training changes", _differences(summary)),
         ("hops", "F1 by hops", _by_hops(summary)),
-        *_lab(_object(run_folder / "ablate.json"), _object(run_folder / "credit.json")),
+        *lab,
         ("graph", "The graph", _graph(_text(run_folder / "graph.mermaid"))),
         ("episodes", "Example episodes", _episodes(_lines(run_folder / "episodes.jsonl"))),
         (
@@ -118,8 +119,11 @@ def write_report(run_folder: Path) -> Path:
         ),
     ]
     name = run_folder.resolve().name
+    head = _head(name, config_text, metrics, summary)
+    if lab and not config_text:  # the folder of a grid: each of its runs has a report of its own
+        head, sections = f'<p class="kicker">jointrag report</p><h1>{_e(name)}</h1>', lab
     links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections)
-    body = _head(name, config_text, metrics, summary) + f"<nav>{links}</nav>"
+    body = head + f"<nav>{links}</nav>"
     body += "".join(f'<h2 id="{key}">{title}</h2>\n{content}\n' for key, title, content in sections)
     return write_page(run_folder / "report.html", f"{name} · jointrag", body)
 
@@ -139,8 +143,10 @@ def _head(name: str, config_text: str, metrics: Sequence[Json], summary: Json) -
                   if word == "updates" else word)) is not None]  # fmt: skip
     before, after = (_get(summary, name, "f1", "mean") for name in ("before", "after"))
     n = _get(summary, "n")
-    if before is None or after is None or n is None:
+    if after is None or n is None:
         lede, tiles = "This run has not been evaluated yet.", ""
+    elif before is None:
+        lede, tiles = f"F1 {after:.3f} on {int(n):,} held-out questions after joint training.", ""
     else:
         lo, hi = _ends(_dict(_dict(summary.get("after_minus_before")).get("f1")))
         verb = "changes"
@@ -365,9 +371,11 @@ def _credit(nodes: Sequence[Json], rule: str, n: float | None) -> str:
             if told:
                 examples.append(f"<h3>{_e(str(node.get('agent', '')))} {word}</h3>{told}")
     titles = ("credit", "95% interval", "helps", "harms", "tokens", "searches", "expl. var.", "advantage")
+    of = {"shapley": "what it adds to the team reward, averaged over all orders in which nodes may join"}
+    credit = of.get(rule, "team reward with the node minus with its default action, the rest of the graph run again")
     note = (
-        f"{int(n or 0):,} held-out questions, greedy; credit by {rule}: team reward with the node against its default "
-        f"action, the rest of the graph run again. Harms: share of questions that are better without it."
+        f"{int(n or 0):,} held-out questions, greedy; credit by {rule}: {credit}. Helps, harms: share of questions "
+        f"that are worse, better with its default action."
     )
     return _forest(rows, titles, "agent") + _note(note) + "".join(examples)
 

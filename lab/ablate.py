@@ -25,6 +25,7 @@ from jointrag.configs.load import differences as config_differences
 from jointrag.configs.load import load_config, read_yaml
 from jointrag.configs.schema import Config, Swap
 from jointrag.data.errors import CheckpointError, ConfigError, JointragError, nearest
+from jointrag.data.types import Question
 from jointrag.eval.evaluation import (
     Row,
     aligned,
@@ -45,6 +46,7 @@ from jointrag.eval.statistics import (
     paired_over_seeds,
 )
 from jointrag.graph.declare import declare_config
+from jointrag.graph.pipeline import Pipeline
 from jointrag.lab.cost import seconds_of
 from jointrag.lab.runs import Run, run_all, train_command
 from jointrag.marl.registry import algorithm
@@ -81,17 +83,51 @@ def inference_arms(
 
 
 def ablate_run(
-    folder: Path, swaps: Mapping[str, str], say: Callable[[str, int, int], None] = lambda *_: None
-) -> dict[str, Any]:
+    folder: Path, swaps: Mapping[str, str] | None = None, say: Callable[[str, int, int], None] = lambda *_: None,
+    pipeline: Pipeline | None = None, questions: Sequence[Question] = (),
+) -> dict[str, Any]:  # fmt: skip
     """Answer a run's held-out questions with each agent in each other mode; write and return ablate.json.
 
-    swaps: agent -> folder of a head that stands in. say(arm, of, done) tells how far it is.
+    swaps: agent -> folder of a head that stands in. say(arm, of, done) tells how far it is. pipeline, questions: for a
+    run trained from Python, which holds neither.
     """
-    from jointrag.marl.run import load_job, test_questions, warm_form
+    rows, config = _answered(folder, swaps or {}, say, pipeline, questions)
+    found = compare({arm: [of] for arm, of in rows.items()}, config.eval.bootstrap, config.seed)
+    write_rows(folder / "ablate.rows.jsonl", rows)
+    write_json_atomic(folder / "ablate.json", found)
+    return found
+
+
+def ablate_runs(
+    folders: Sequence[Path], out: Path, swaps: Mapping[str, str] | None = None,
+    say: Callable[[str, int, int], None] = lambda *_: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Do as `ablate_run` for several runs, and write into `out` and return one table of all: the runs are its seeds."""
+    if len({f.resolve() for f in folders}) < len(folders):
+        raise ConfigError(f"got a run twice among {', '.join(map(str, folders))}; expected each once: remove one")
+    of_runs = []
+    for folder in folders:
+        ablate_run(folder, swaps, lambda arm, of, done, f=folder: say(f"{f.name} {arm}", of, done))  # type: ignore[misc]
+        of_runs.append(read_rows(folder / "ablate.rows.jsonl"))
+        if list(of_runs[-1]) != list(of_runs[0]):
+            raise ConfigError(
+                f"{folder}: got the arms {', '.join(of_runs[-1])}, expected those of {folders[0]}, "
+                f"{', '.join(of_runs[0])}: compare runs of one graph"
+            )
+    found = compare({arm: [rows[arm] for rows in of_runs] for arm in of_runs[0]})
+    out.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(out / "ablate.json", found)
+    return found
+
+
+def _answered(
+    folder: Path, swaps: Mapping[str, str], say: Callable[[str, int, int], None], given: Pipeline | None,
+    asked: Sequence[Question],
+) -> tuple[dict[str, list[Row]], Config]:  # fmt: skip
+    from jointrag.marl.run import load_trained, warm_form
     from jointrag.marl.run import swap as swap_in
 
-    job = load_job(folder)
-    pipeline, questions = job.pipeline, test_questions(job)
+    pipeline, config, questions = load_trained(folder, given, asked)
     for name, head in swaps.items():
         pipeline.agent(name)
         if pipeline.modes.get(name) == "swap":
@@ -105,10 +141,7 @@ def ablate_run(
     for arm, modes in arms.items():
         progress = functools.partial(say, arm, len(questions))
         rows[arm] = run_variant(pipeline, arm, questions, modes, form, progress)
-    found = compare({arm: [of] for arm, of in rows.items()}, job.config.eval.bootstrap, job.config.seed)
-    write_rows(folder / "ablate.rows.jsonl", rows)
-    write_json_atomic(folder / "ablate.json", found)
-    return found
+    return rows, config
 
 
 # trained again

@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 
 from jointrag.data.errors import CheckpointError, ConfigError, nearest
+from jointrag.data.types import Question
 from jointrag.eval.evaluation import aligned, write_json_atomic
 from jointrag.eval.report import episode_record
 from jointrag.eval.statistics import as_json, bootstrap_mean
 from jointrag.graph.episode import Decision, Episode
+from jointrag.graph.pipeline import Pipeline
 from jointrag.marl.credit.base import Floats
 from jointrag.marl.credit.shapley import EXACT, ORDERS, exact, sampled
 from jointrag.rewards.build import RewardFunction, config_rewards
@@ -36,32 +38,35 @@ TIE = 1e-9
 
 
 def report(
-    folder: Path, rule: str = "difference", count: int | None = None, say: Callable[[str], None] = lambda _: None
-) -> dict[str, Any]:
-    """Measure, write and return credit.json of a run folder; `count`: held-out questions, by default those of eval."""
-    from jointrag.marl.run import load_job, test_questions
+    folder: Path, rule: str = "difference", count: int | None = None, say: Callable[[str], None] = lambda _: None,
+    pipeline: Pipeline | None = None, questions: Sequence[Question] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Measure, write and return credit.json of a run folder; `count`: held-out questions, by default those of eval.
+
+    pipeline, questions: for a run trained from Python, which holds neither.
+    """
+    from jointrag.marl.run import load_trained
 
     if rule not in RULES:
         raise ConfigError(f"rule: got {rule!r}, expected one of {', '.join(RULES)}.{nearest(rule, RULES)}")
     if count is not None and count < 1:
         raise ConfigError(f"questions: got {count}, expected at least 1")
-    job = load_job(folder)
-    pipeline, config = job.pipeline, job.config
-    questions = test_questions(job)[:count]
-    rewards = config_rewards(config, [a.name for a in pipeline.agents], pipeline.max_hops)
+    log = training(folder)
+    opened, config, questions = load_trained(folder, pipeline, questions)
+    questions = questions[:count]
+    rewards = config_rewards(config, [a.name for a in opened.agents], opened.max_hops)
     trained = config.marl.updates * config.marl.episodes_per_update
-    held = {n for n, mode in pipeline.modes.items() if mode == "default"}
-    agents = [a.name for a in pipeline.agents if a.name not in held]
+    held = {n for n, mode in opened.modes.items() if mode == "default"}
+    agents = [a.name for a in opened.agents if a.name not in held]
     known: dict[frozenset[str], list[Episode]] = {}
 
     def run(absent: frozenset[str]) -> list[Episode]:
         if absent not in known:
             say(f"answering without {', '.join(sorted(absent)) or 'nobody'}")
-            known[absent] = pipeline.run(questions, modes=dict.fromkeys(absent, "default"), sample=False)
+            known[absent] = opened.run(questions, modes=dict.fromkeys(absent, "default"), sample=False)
         return known[absent]
 
     rows = rows_of(agents, run, rewards, trained, rule, config.eval.bootstrap, config.seed)
-    log = training(folder)
     out = {"n": len(questions), "rule": rule, "rows": [row | log.get(row["agent"], {}) for row in rows]}
     write_json_atomic(folder / "credit.json", out)
     return out
@@ -135,7 +140,7 @@ def training(folder: Path) -> dict[str, dict[str, float | None]]:
         raise CheckpointError(f"{folder}/metrics.jsonl cannot be read ({e}); expected the log of a training") from e
     last: list[Mapping[str, Any]] = [line["agents"] for line in lines if line.get("agents")][-LAST:]
     names = list(dict.fromkeys(a for agents in last for a in agents))
-    size = {a: sum(of[a]["decisions"] * of[a]["advantage_size"] for of in last if a in of) for a in names}
+    size = {a: sum(of[a]["decisions"] * of[a].get("advantage_size", 0.0) for of in last if a in of) for a in names}
     total = sum(size.values())
     return {
         a: {

@@ -75,6 +75,8 @@ def conditions(
         out.append(Condition(f"index {text}", config))
     for text in data:
         other = load_config(text)
+        if other.data.world is None and other.data.test is None:
+            raise ConfigError(f"--data: got {text} without data.test, expected held-out questions: add data.test")
         out.append(Condition(f"data {Path(text).stem}", own.model_copy(update={"data": other.data})))
     names = [c.name for c in out]
     twice = next((n for n in names if names.count(n) > 1), None)

@@ -274,8 +274,6 @@ class Learner:
             if log["agents"][name]["decisions"]:
                 self.kl[name].observe(log["agents"][name]["kl_to_warm"])
             log["agents"][name]["beta"] = self.kl[name].beta
-        if self.budget:
-            log["budget"] = self.budget.observe(episodes)
         return log
 
     def _normalise(self, samples: Sequence[Sample], spread: losses.RunningStat) -> None:

@@ -167,23 +167,34 @@ def load(folder: str | Path, pipeline: Pipeline | None = None) -> Pipeline:
     trained it, it is known). Returned with the run's heads.
     """
     folder = Path(folder)
-    given = pipeline is not None or load_config(folder, need_data=False).data.given
-    if not given:
+    if pipeline is None and not load_config(folder, need_data=False).data.given:
         pipeline = LIVE.get(str(folder.resolve()))
-    if pipeline is not None:
-        load_heads(pipeline, folder / "heads")
-        return pipeline
-    if not given:
-        raise CheckpointError(
-            f"{folder}: trained from Python, so it holds heads and no graph or data; expected the pipeline: build it "
-            f"as for training and write load({str(folder)!r}, pipeline=...)"
-        )
-    return load_job(folder).pipeline
+    if pipeline is None:
+        return load_job(folder).pipeline
+    load_heads(pipeline, folder / "heads")
+    return pipeline
 
 
 def load_job(folder: Path) -> Job:
     """Load a trained run with its data; the warm heads too, where they were kept."""
     return open_run(folder, load_run(folder))
+
+
+def load_trained(
+    folder: Path, pipeline: Pipeline | None = None, questions: Sequence[Question] = ()
+) -> tuple[Pipeline, Config, list[Question]]:
+    """Load what a run is measured with: pipeline, config, questions (by default those it reports on).
+
+    pipeline, questions: for a run trained from Python, which holds neither.
+    """
+    if pipeline is None:
+        job = load_job(folder)
+        return job.pipeline, job.config, list(questions) or test_questions(job)
+    if not questions:
+        raise DataError(f"{folder}: got a pipeline and no questions to ask it; expected some: questions=...")
+    config = load_run(folder, need_data=False)
+    pipeline.modes = {n: m for n, m in fixed_modes(config).items() if m != "frozen"}
+    return load(folder, pipeline), config, list(questions)
 
 
 def open_run(folder: Path, config: Config, own_index: bool = True, say: Say = lambda _: None) -> Job:

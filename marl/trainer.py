@@ -337,14 +337,15 @@ class Trainer:
         learner.score(episodes, (update - 1) * m.episodes_per_update)
         rate = 1.0 - (1.0 - m.final_rate) * (update - 1) / max(1, m.updates - 1)
         diverged = ""
+        finished = [e for e in episodes if not e.error]  # a crash teaches none
         try:
-            log = learner.update(
-                [e for e in episodes if not e.error], seed % 2**31, rate, update
-            )  # a crash teaches none
+            log = learner.update(finished, seed % 2**31, rate, update)
         except DivergedError as e:
             if progress["rollbacks"] >= m.rollback:
                 raise
             log, diverged = {"agents": {}, "diverged": str(e)}, e.head
+        if learner.budget:
+            log["budget"] = learner.budget.observe(finished)
         self._average(learner, progress)
         update_s = time.perf_counter() - clock - rollout_s
         record: dict[str, Any] = {

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from jointrag import cli
+from jointrag.data.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[1]
 # the log of the second process of a training is closed by the garbage collector
@@ -564,6 +565,37 @@ def test_credit_says_what_each_node_of_a_run_is_worth(trained: Path, run: Run) -
     assert '<h2 id="credit">' in (trained / "runs/mine/report.html").read_text()
     for wrong in (("--rule", "voting"), ("--questions", "0")):
         assert run("credit", "runs/mine", *wrong)[0] == 2
+
+
+def test_ablate_on_several_runs_is_one_table_over_them(trained: Path, run: Run) -> None:
+    shutil.copytree(trained / "runs/mine", trained / "runs/again", dirs_exist_ok=True)
+    code, out, _ = run("ablate", "runs/mine", "runs/again", "--out", "runs/both", "--json")
+    found = json.loads(out)
+    one = json.loads((trained / "runs/again/ablate.json").read_text())
+    assert code == 0 and (found["seeds"], found["n"]) == (2, 8)
+    assert [r["f1"]["mean"] for r in found["rows"]] == pytest.approx([r["f1"]["mean"] for r in one["rows"]])
+    assert "not been evaluated" not in (trained / "runs/both/report.html").read_text()
+    for wrong in (("runs/mine",), ("seed=1",), ("runs/nothere",)):
+        assert run("ablate", "runs/mine", *wrong)[0] == 2
+
+
+def test_a_run_trained_from_python_is_measured_with_its_pipeline(trained: Path, run: Run) -> None:
+    from jointrag.configs.load import dump_config, load_run
+    from jointrag.configs.schema import DataConfig
+    from jointrag.lab.ablate import ablate_run
+    from jointrag.lab.credit_report import report
+    from jointrag.marl.run import load_job, test_questions
+
+    own, folder = trained / "runs/mine", trained / "runs/python"
+    assert run("ablate", "runs/mine")[0] == 0 == run("credit", "runs/mine")[0]
+    shutil.copytree(own, folder)
+    (folder / "config.yaml").write_text(dump_config(load_run(own).model_copy(update={"data": DataConfig()})))
+    job = load_job(own)
+    given: Any = {"pipeline": job.pipeline, "questions": test_questions(job)}
+    assert ablate_run(folder, **given)["rows"] == json.loads((own / "ablate.json").read_text())["rows"]
+    assert report(folder, **given)["rows"] == json.loads((own / "credit.json").read_text())["rows"]
+    with pytest.raises(DataError, match="got a pipeline and no questions"):
+        report(folder, pipeline=job.pipeline)
 
 
 def test_lint_ends_with_2_where_rewards_are_to_be_mended(place: Path, run: Run) -> None:

@@ -38,7 +38,7 @@ class Mappo:
                 malformed=[e.decisions[i].malformed for i in rows],
                 agents=[e.decisions[i].agent for i in rows],
                 learns=batch.learns,
-                question=e.question.id,
+                question=e.question.id if marl.group > 1 else "",
             )
             for e, v, b, rows in zip(batch.episodes, batch.values, batch.baselines, asked, strict=True)
         ]

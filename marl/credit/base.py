@@ -30,7 +30,7 @@ class Scored:
     malformed: Sequence[bool]
     agents: Sequence[str] = ()  # who decided
     learns: frozenset[str] = field(default_factory=frozenset)  # agents that learn in this training: the players
-    question: str = ""  # episodes of one question are compared by rules that form groups
+    question: str = ""  # what it shares with the episodes it is compared with by rules that form groups
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,6 @@ def credit(episode: Scored, team: npt.ArrayLike, returns: npt.ArrayLike | None =
     own = np.asarray(episode.process, float) - np.asarray(episode.baselines, float)
     target = np.full(len(share), episode.team) if returns is None else np.asarray(returns, float)
     return Credit(share + own, target, share)
-
-
-def no_replay(absent: frozenset[str]) -> Floats:
-    """Refuse: the caller has no graph to run again."""
-    raise NotImplementedError(f"no graph to run again without {sorted(absent)}")
 
 
 def players(episodes: Sequence[Scored]) -> list[str]:

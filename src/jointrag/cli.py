@@ -507,7 +507,7 @@ def _words(decision: Any) -> str:
 def ablate(args: argparse.Namespace, screen: Screen) -> Outcome:
     """Say what each agent is worth: of a run by its modes, of a config or a grid by training it again."""
     from jointrag.eval.report import write_report
-    from jointrag.lab.ablate import ablate_grid, ablate_run, find_grid, make_grid, read_grid, table
+    from jointrag.lab.ablate import ablate_grid, ablate_run, ablate_runs, find_grid, make_grid, read_grid, table
 
     swaps = {}
     for given in args.swap:
@@ -519,12 +519,21 @@ def ablate(args: argparse.Namespace, screen: Screen) -> Outcome:
     arms = {name: getattr(args, name) for name in ("drop", "freeze", "only", "prompt", "drop_reward", "share")}
     where = {name: getattr(args, name) for name in ("seeds", "out", "runner", "workers")}
     if (target / "config.yaml").is_file():
-        wrong = next((f"--{name.replace('_', '-')}" for name, said in {**arms, **where}.items() if said), None)
-        wrong = wrong or (args.rest[0] if args.rest else None)
+        runs = [target, *(Path(word) for word in args.rest if "=" not in word)]
+        said = {**arms, **{name: given for name, given in where.items() if name != "out" or len(runs) == 1}}
+        wrong = next((f"--{name.replace('_', '-')}" for name, given in said.items() if given), None)
+        wrong = wrong or next((word for word in args.rest if "=" in word), None)
         if wrong:
             raise ConfigError(f"got {wrong} for the run {target}, expected a config to train again; name the config")
-        found = ablate_run(target, swaps, lambda arm, of, done: screen.count(f"evaluating {arm}", done, of))
-        out = target
+
+        def say(arm: str, of: int, done: int) -> None:
+            screen.count(f"evaluating {arm}", done, of)
+
+        if len(runs) == 1:
+            found, out = ablate_run(target, swaps, say), target
+        else:
+            out = Path(args.out or "runs/ablation")
+            found = ablate_runs(runs, out, swaps, say)
     else:
         file = find_grid(args.target)
         if file is not None:
@@ -823,7 +832,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("rest", nargs="+", metavar="[RUN] QUESTION")
     p.set_defaults(takes_rest=True)
     p = add(
-        commands, "ablate", ablate, "say what each agent is worth, of a run or by training again", "TARGET", rest=pairs
+        commands,
+        "ablate",
+        ablate,
+        "say what each agent is worth, of runs or by training again",
+        "TARGET",
+        rest="RUN|key=value",
     )
     what = {"drop": "absent: its default action", "freeze": "kept at its warm start", "prompt": "without a head"}
     for name, text in {**what, "only": "the one that learns"}.items():
@@ -834,7 +848,7 @@ def parser() -> argparse.ArgumentParser:
         "--drop-reward", action="append", default=[], metavar="AGENT[.TERM]", help="an arm without a process reward"
     )
     p.add_argument("--seeds", default=None, help='seeds of a retrained ablation, as in "1 2 3"')
-    p.add_argument("--out", default=None, help="folder of a retrained ablation")
+    p.add_argument("--out", default=None, help="folder of a retrained ablation, or of the table of several runs")
     p.add_argument("--runner", default=None, metavar="local|ray", help="where trainings run")
     p.add_argument("--workers", type=int, default=None, help="trainings side by side; default: one a core")
     p = add(commands, "pareto", pareto, "sweep the search budget; F1 against searches and tokens", "CONFIG", rest=pairs)

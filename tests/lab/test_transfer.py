@@ -48,9 +48,14 @@ def test_an_index_is_a_type_or_a_whole_spec_and_data_those_of_another_config(fol
         ({"indexes": ["{type: }"]}, "index"),
         ({"worlds": ["unseen", "unseen"]}, "got 'world unseen' twice"),
         ({"data": ["nowhere.yaml"]}, "nowhere.yaml: got no such file"),
+        ({"data": ["untested.yaml"]}, "got untested.yaml without data.test"),
     ],
 )
-def test_a_condition_that_cannot_be_is_refused(folder: Path, asked: dict[str, Any], told: str) -> None:
+def test_a_condition_that_cannot_be_is_refused(
+    folder: Path, asked: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("untested.yaml").write_text("data: {corpus: c.jsonl, train: q.jsonl}\n")
     with pytest.raises(ConfigError, match=told):
         conditions(folder, **{"worlds": [], "indexes": [], "data": [], **asked})
 

@@ -12,7 +12,7 @@ from jointrag.data.types import Question
 from jointrag.graph.episode import Decision, Episode
 from jointrag.marl.algorithms.ippo import Ippo
 from jointrag.marl.algorithms.mappo import Mappo
-from jointrag.marl.credit.base import Batch, Credit, Floats, Scored, no_replay
+from jointrag.marl.credit.base import Batch, Credit, Floats, Scored
 from jointrag.marl.credit.difference import difference
 from jointrag.marl.credit.group_relative import group_relative
 from jointrag.marl.credit.shapley import exact, sampled, shapley
@@ -98,7 +98,11 @@ def episode() -> Episode:
     return out
 
 
-MARL: Any = SimpleNamespace(gamma=0.5, gae_lambda=0.5)
+def no_replay(absent: frozenset[str]) -> Floats:
+    raise AssertionError(f"nothing was to be run again, got {sorted(absent)}")
+
+
+MARL: Any = SimpleNamespace(gamma=0.5, gae_lambda=0.5, group=1)
 
 
 def mappo(e: Episode, values: Sequence[float], baselines: Sequence[float]) -> Credit:
@@ -177,8 +181,22 @@ def test_group_relative_compares_the_episodes_of_one_question_in_units_of_their_
     assert shares(found) == [[1.0, 1.0], [-1.0, -1.0], [0.0, 0.0], [0.0, 0.0]]
 
 
-def test_group_relative_compares_questions_asked_once_with_the_whole_update() -> None:
-    assert shares(group_relative(team(1.0, 0.0), no_replay, 1.0, 0.95)) == [[1.0, 1.0], [-1.0, -1.0]]
+def test_without_groups_all_episodes_of_an_update_are_one() -> None:
+    e, marl = episode(), SimpleNamespace(gamma=1.0, gae_lambda=0.95, group=1)
+    batch = Batch([e, e], [CHAIN.values] * 2, [CHAIN.baselines] * 2, frozenset(), no_replay)
+    seen: list[str] = []
+
+    def rule(episodes: Sequence[Scored], *_: Any) -> list[Credit]:
+        seen.extend(e.question for e in episodes)
+        return group_relative(episodes, no_replay, 1.0, 0.95)
+
+    for group in (1, 2):
+        Mappo(rule).credit(batch, SimpleNamespace(**{**vars(marl), "group": group}))
+    assert seen == ["", "", "q", "q"]
+
+
+def test_group_relative_gives_a_lone_episode_nothing() -> None:
+    assert shares(group_relative(team(1.0, 0.0), no_replay, 1.0, 0.95)) == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_group_relative_gives_each_agent_a_group_of_its_own() -> None:

@@ -150,6 +150,15 @@ def test_a_run_goes_back_to_its_best_heads_with_that_heads_rate_lowered(
     )
 
 
+def test_the_price_of_searches_moves_on_where_a_head_diverged(
+    trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diverging(monkeypatch, at=1)
+    budget = "marl.budget={searches: 0.1, rate: 0.2, ramp: 1}"
+    one, two = trainer(tmp_path / "run", "marl.rollback=1", budget).train().metrics
+    assert "diverged" in one and two["budget"]["price"] == pytest.approx(0.2 * (one["budget"]["searches"] - 0.1))
+
+
 def test_what_was_lowered_stays_so_in_a_resumed_run(
     trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmed: Callable[..., Any]
 ) -> None:

@@ -32,6 +32,24 @@ def team_by_titles(episodes: Sequence[Episode]) -> None:
         e.team, e.process = {"signs": -sum(signs) / len(signs)}, [{} for _ in e.decisions]
 
 
+# running again
+
+
+def test_an_episode_run_again_with_everyone_there_earns_what_it_earned(warmed: Build, rollout: Rollout) -> None:
+    t, learner = warmed("rewards.team=[{type: token_cost, weight: 1.0}]", "agents.retriever.temperature=5.0")
+    episodes = rollout(t)
+    rewards = np.array([sum(e.team.values()) for e in episodes])
+    assert len(set(rewards)) > 1
+    np.testing.assert_array_equal(learner.replay(episodes, rewards, frozenset()), rewards)
+    without = learner.replay(episodes, rewards, frozenset({"filter"}))
+    modes = {**t.modes, "filter": "default"}
+    again = t.pipeline.run([e.question for e in episodes], modes=modes, sample=True, seeds=[e.seed for e in episodes])
+    for e in again:
+        t.rewards.score(e, 0)
+    np.testing.assert_array_equal(without, [sum(e.team.values()) for e in again])
+    assert (without != rewards).any()
+
+
 # log-probs: rollout and update agree
 
 

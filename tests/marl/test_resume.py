@@ -100,6 +100,38 @@ def test_the_same_seed_gives_the_same_bytes_twice(undisturbed: tuple[Path, Path,
     assert outcome(undisturbed[0])["metrics.jsonl"].count(b"\n") == 3
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("marl.budget={searches: 0.5, rate: 0.2, ramp: 2}",),
+        ("marl.credit=group_relative", "marl.group=2"),
+        ("marl.credit=difference",),
+        ("marl.credit=shapley", "agents.retriever.mode=frozen"),
+        ("marl.rollback=2", "agents.filter.lr=1.0e+30"),
+        ("marl.normalise=all", "llm.heads=shared"),
+    ],
+    ids=lambda settings: settings[0].partition("=")[2],
+)
+def test_what_a_setting_keeps_of_past_updates_is_kept_in_a_stopped_run(
+    trainer: Callable[..., Any], tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    whole = trainer(tmp_path / "whole", *settings)
+    whole.train()
+    stopped = trainer(tmp_path / "stopped", *settings)
+
+    def stop(record: Any) -> None:
+        raise KeyboardInterrupt
+
+    stopped.on_update = stop
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    trainer(tmp_path / "stopped", *settings, resume=True).train()
+    one, other = (outcome(tmp_path / name) for name in ("whole", "stopped"))
+    assert one == other
+    if settings[0] == "marl.rollback=2":
+        assert b"rolled_back" in one["metrics.jsonl"].splitlines()[0]
+
+
 def test_another_process_gives_the_same_bytes(
     undisturbed: tuple[Path, Path, float], pipe: Callable[..., Any], small: Any, tmp_path: Path
 ) -> None:
