@@ -219,8 +219,8 @@ class BudgetConfig(Section):
     """A constraint on searches, kept by a price that rises while there are more."""
 
     searches: float = Field(gt=0)  # mean queries a question
-    rate: float = Field(default=0.05, gt=0)  # of the price, per search too many and update
-    ramp: int = Field(default=10, ge=1)  # updates until the limit is down from what the policy does at first
+    rate: float = Field(default=0.5, gt=0)  # of the price, per search too many and update
+    ramp: int = Field(default=4, ge=1)  # updates until the limit is down from what the policy does at first
 
 
 class MarlConfig(Section):

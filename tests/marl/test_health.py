@@ -156,7 +156,7 @@ def test_the_price_of_searches_moves_on_where_a_head_diverged(
     diverging(monkeypatch, at=1)
     budget = "marl.budget={searches: 0.1, rate: 0.2, ramp: 1}"
     one, two = trainer(tmp_path / "run", "marl.rollback=1", budget).train().metrics
-    assert "diverged" in one and two["budget"]["price"] == pytest.approx(0.2 * (one["budget"]["searches"] - 0.1))
+    assert "diverged" in one and two["budget"]["price"] == pytest.approx(3 * 0.2 * (one["budget"]["searches"] - 0.1))
 
 
 def test_what_was_lowered_stays_so_in_a_resumed_run(
