@@ -89,6 +89,10 @@ class Agent:
         """Return the only legal action, or FREE where there are several."""
         return FREE
 
+    def ask_nothing(self, state: State) -> Any:
+        """Return the action of a planner that plans no search, FREE for any other agent."""
+        return FREE
+
     def oracle(self, state: State, context: RagContext, decision: Decision) -> Any:
         """Return the best action possible with what was received; the default where no gold is known."""
         return self.default_value(state)
@@ -151,6 +155,10 @@ class Agent:
         if forced is not FREE:
             decision.value, decision.forced = forced, True
             return self.update(state, forced)
+        if (nothing := self.ask_nothing(state)) is not FREE and context.spares(decision):
+            decision.value, decision.spared = nothing, True
+            self.label(state, context, decision, self.written(state, nothing))
+            return self.update(state, nothing)
         return await self.ask(state, context, decision)
 
     def _request(self, state: State, context: RagContext, decision: Decision, candidates: Candidates | None) -> Request:

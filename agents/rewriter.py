@@ -39,6 +39,10 @@ class Rewriter(Agent):
         """Ask the question itself at the first hop, then stop."""
         return () if int(state.get("hop") or 0) else (str(state["question"]),)
 
+    def ask_nothing(self, state: State) -> tuple[str, ...]:
+        """Stop."""
+        return ()
+
     def oracle(self, state: State, context: RagContext, decision: Decision) -> Any:
         """Ask the gold query of the first gold passage not held yet; stop when all are held."""
         gold = context.gold

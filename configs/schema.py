@@ -219,8 +219,9 @@ class BudgetConfig(Section):
     """A constraint on searches, kept by a price that rises while there are more."""
 
     searches: float = Field(gt=0)  # mean queries a question
-    rate: float = Field(default=0.5, gt=0)  # of the price, per search too many and update
-    ramp: int = Field(default=4, ge=1)  # updates until the limit is down from what the policy does at first
+    rate: float = Field(default=2.0, gt=0)  # of the price, per search too many and update
+    ramp: int = Field(default=2, ge=1)  # updates until the limit is down from what the policy does at first
+    spare: float = Field(default=0.5, ge=0, lt=1)  # of the plans past it, while it is exceeded: made to ask nothing
 
 
 class MarlConfig(Section):

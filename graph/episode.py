@@ -33,6 +33,7 @@ class Decision:
     update: Mapping[str, Any] = field(default_factory=dict)
     malformed: bool = False  # the default action was taken instead
     forced: bool = False  # one legal action: out of loss and statistics
+    spared: bool = False  # made to ask nothing, to see what comes of it (marl.budget)
     failed: str = ""  # why a tool failed: the decision is masked from the gradient
     dropped: int = 0  # passages that did not fit the context
     searches: int = 0  # queries it sent to the index

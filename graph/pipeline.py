@@ -191,14 +191,17 @@ class Pipeline:
         seeds: Sequence[int] | None = None,
         oracle_form: str = "sub_question",
         labels: bool = False,
+        spare: tuple[float, int] = (0.0, 0),
         concurrency: int = 256,
         progress: Callable[[int], None] | None = None,
     ) -> list[Episode]:
         """Run questions through the graph, `concurrency` at a time, batched; episodes are parallel to questions.
 
-        Every episode failing is an error; one failing is recorded in `Episode.error` and answers "".
+        spare: (share of sampled plans that are made to ask nothing, hop from which on). Every episode failing is an
+        error; one failing is recorded in `Episode.error` and answers "".
         """
         options = {"modes": self.check_modes(modes), "sample": sample, "oracle_form": oracle_form, "labels": labels}
+        options["spare"] = spare
         seeds = [stable_seed("greedy", q.id) for q in questions] if seeds is None else list(seeds)
 
         async def all_of_them() -> list[Episode]:

@@ -1,6 +1,6 @@
 """Search budget: a constraint on mean searches a question, kept by a Lagrange multiplier instead of a fixed weight.
 
-    whoever planned the queries earns   -price x queries    (the team does for searches nobody planned who learns)
+    whoever planned queries earns   -price x those past the first floor(budget) of the question
     held   <-  clip(held + rate x excess, 0, MOST)          after each update; excess = mean searches - limit
     price  =   clip(held + HASTE x rate x excess, 0, MOST)
 
@@ -8,7 +8,12 @@ The saddle point of max_pi min_price E[R] - price (E[searches] - limit) (RCPO, a
 proportional part keeps it from swinging (PID Lagrangian, arXiv 2007.03964, algorithm 2). The price stays with the
 decision that asked, as every process reward does: spread over the team it drowns what the others have to learn. The
 limit comes down linearly from what the policy does at first: priced in full from the start, searching collapses to one
-query (as JADE's costs did), for nobody has learnt yet to do with fewer.
+query (as JADE's costs did), for nobody has learnt yet to do with fewer. What every question may have is free: a price
+that overshoots cuts down to floor(budget), not to nothing. Searches nobody planned who learns cost the team.
+
+A warm start that always asks on never samples a stop, so no price could teach it one (P(stop) e^-10 in the demo).
+While the limit is exceeded a share of the plans past the budget is therefore made to ask nothing. What came of them is
+learnt by imitation where it was better than expected, max(0, A) log pi (SIL, arXiv 1806.05635, eq. 2).
 """
 
 from __future__ import annotations
@@ -34,6 +39,12 @@ class SearchBudget:
     held: float = 0.0
     start: float | None = None
     updates: int = 0
+    excess: float = 0.0  # in the last update
+
+    @property
+    def spare(self) -> tuple[float, int]:
+        """Share of plans that are made to ask nothing, and the hop from which on: before, the budget pays."""
+        return (self.config.spare if self.excess > 0 else 0.0), int(self.config.searches)
 
     @property
     def limit(self) -> float:
@@ -44,30 +55,54 @@ class SearchBudget:
         return self.start + share * (self.config.searches - self.start)
 
     def charge(self, episodes: Sequence[Episode]) -> None:
-        """Add the price of a planned query to its decision's process reward, of other searches to the team's."""
+        """Add the price of queries past the budget to their plan's process reward, of other searches to the team's."""
+        free = int(self.config.searches)
         for e in episodes:
-            planned = 0
+            asked, charged = 0, 0
             for d, terms in zip(e.decisions, e.process, strict=True):
-                if d.trains and plans(d):
-                    planned += len(queries(d))
-                    terms[TERM] = -self.price * len(queries(d))
-            e.team[TERM] = -self.price * max(0, e.searches - planned)
+                if plans(d):
+                    asked += len(queries(d))
+                    past = min(len(queries(d)), max(0, asked - free))
+                    if d.trains:
+                        terms[TERM] = -self.price * past
+                        charged += past
+            e.team[TERM] = -self.price * max(0, e.searches - free - charged)
+
+    def begin(self, episodes: Sequence[Episode]) -> None:
+        """Take in what the policy does before the first update."""
+        self.start = self._mean(episodes)
+        self.excess = self.start - self.limit
 
     def observe(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """Move the price after an update; return what is logged of it."""
-        searches = sum(e.searches for e in episodes) / max(1, len(episodes))
+        searches = self._mean(episodes)
         self.start = searches if self.start is None else self.start
         limit, charged = self.limit, self.price
-        step = self.config.rate * (searches - limit)
-        self.held = min(MOST, max(0.0, self.held + step))
-        self.price = min(MOST, max(0.0, self.held + HASTE * step))
+        self.excess = searches - limit
+        self.held = min(MOST, max(0.0, self.held + self.config.rate * self.excess))
+        self.price = min(MOST, max(0.0, self.held + HASTE * self.config.rate * self.excess))
         self.updates += 1
         return {"searches": searches, "limit": limit, "price": charged}
 
-    def state(self) -> tuple[float, float, float | None, int]:
-        """Return what a checkpoint keeps."""
-        return self.price, self.held, self.start, self.updates
+    def _mean(self, episodes: Sequence[Episode]) -> float:
+        """Return mean searches of the policy itself: episodes with a spared plan are left out, the rest count for them.
 
-    def set_state(self, state: tuple[float, float, float | None, int]) -> None:
+        An episode with n plans that could have been spared is one of (1 - share)^-n.
+        """
+        share, hop = self.spare
+        weights = [
+            0.0 if any(d.spared for d in e.decisions)
+            else (1.0 - share) ** -sum(d.trains and plans(d) and d.hop >= hop for d in e.decisions)
+            for e in episodes
+        ]  # fmt: skip
+        if not any(weights):
+            return sum(e.searches for e in episodes) / max(1, len(episodes))
+        return sum(w * e.searches for w, e in zip(weights, episodes, strict=True)) / sum(weights)
+
+    def state(self) -> tuple[float, float, float | None, int, float]:
+        """Return what a checkpoint keeps."""
+        return self.price, self.held, self.start, self.updates, self.excess
+
+    def set_state(self, state: tuple[float, float, float | None, int, float]) -> None:
         """Go back to it."""
-        self.price, self.held, self.start, self.updates = state
+        self.price, self.held, self.start, self.updates, self.excess = state

@@ -102,7 +102,7 @@ def symptoms(
             add(f"answers {now['answered']:.0%} of the time, {was['answered']:.0%} at first", why, True)
         elif sum(pays.values()) > 0:
             add(f"earns {sum(pays.values()):.2f} more by not answering than by answering", why)
-        if fallen("queries"):
+        if fallen("queries") and not record.get("budget"):  # under a budget that is what was asked for
             add(
                 f"asks {now['queries']:.2f} queries a decision, {was['queries']:.2f} at first",
                 "searching costs more than it brings: lower or ramp the cost of searches", True,

@@ -147,6 +147,11 @@ class Learner:
         out: list[Credit] = self.algorithm.credit(batch, self.config.marl)
         return out
 
+    @property
+    def spare(self) -> tuple[float, int]:
+        """Which plans of this update's rollouts are made to ask nothing, as `Pipeline.run` takes it."""
+        return self.budget.spare if self.budget else (0.0, 0)
+
     def replay(self, episodes: Sequence[Episode], rewards: Floats, absent: frozenset[str]) -> Floats:
         """Return the team rewards of episodes run again with `absent` agents at their default, same randomness.
 
@@ -155,7 +160,7 @@ class Learner:
         modes = {n: a.mode_name for n, a in self.settings.items()} | dict.fromkeys(absent, "default")
         again = self.pipeline.run(
             [e.question for e in episodes], modes=modes, sample=True, seeds=[e.seed for e in episodes],
-            concurrency=len(episodes),
+            concurrency=len(episodes), spare=self.spare,
         )  # fmt: skip
         self._score(again)
         found = np.array([sum(e.team.values()) for e in again], dtype=float)
@@ -294,7 +299,7 @@ class Learner:
         for s in mine:
             for term, x in episodes[s.episode].process[s.index].items():
                 process.setdefault(term, []).append(x)
-        drift = [sum(s.act[1].logprobs) - sum(s.reference) for s in mine]
+        drift = [sum(s.act[1].logprobs) - sum(s.reference) for s in mine if not s.decision.spared]
         team = [float(credits[s.episode].team[s.index]) for s in mine]
         return {
             "decisions": len(mine),
@@ -362,6 +367,7 @@ class Learner:
             per([a.clip if a.clip is not None else self.config.marl.clip for a in settings]),
             per([self.kl[s.decision.agent].beta for s in mine]),
             per([a.entropy for a in settings]),
+            torch.tensor([s.decision.spared for s in mine], device=device),
         )
 
     def start_over(self, slower: Sequence[str]) -> None:

@@ -40,19 +40,22 @@ def policy_loss(
     clip_D: torch.Tensor,
     beta_D: torch.Tensor,
     eta_D: torch.Tensor,
+    spared_D: torch.Tensor,
 ) -> PolicyLoss:
     """Return sum over tokens of -min(rho A, clip(rho, 1-eps, 1+eps) A) + beta k3 - eta H, for each decision.
 
-    PPO, arXiv 1707.06347 eq. 7. T: tokens or picks; `used` False is padding.
+    PPO, arXiv 1707.06347 eq. 7. T: tokens or picks; `used` False is padding. `spared`: the policy did not sample these,
+    so there is no ratio; max(0, A) log pi stands for the first part (SIL, arXiv 1806.05635, eq. 2).
     """
     ratio = (logp_DT - old_DT).exp()
     a, eps = advantage_D[:, None], clip_D[:, None]
     surrogate = torch.minimum(ratio * a, ratio.clamp(1 - eps, 1 + eps) * a)
+    surrogate = torch.where(spared_D[:, None], a.clamp(min=0.0) * logp_DT, surrogate)
     kl = k3(logp_DT, reference_DT)
     per_token = -surrogate + beta_D[:, None] * kl - eta_D[:, None] * entropy_DT
     used = used_DT.to(per_token.dtype)
     count = used.sum(1).clamp(min=1)
-    outside = ((ratio - 1).abs() > eps).to(per_token.dtype)
+    outside = (((ratio - 1).abs() > eps) & ~spared_D[:, None]).to(per_token.dtype)
     return PolicyLoss(
         (per_token * used).sum(1),
         (kl * used).sum(1),

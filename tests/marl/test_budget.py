@@ -48,10 +48,10 @@ def test_the_price_is_never_negative_and_never_above_its_cap() -> None:
 
 
 def test_who_planned_a_search_pays_for_it_and_not_the_team() -> None:
-    b = budget(1.0)
+    b = budget(1.5)
     b.price = 0.1
-    (e,) = searching(2)
-    asked = {"pending": ("a", "b")}
+    (e,) = searching(3)
+    asked = {"pending": ("a", "b", "c")}
     completion: Any = object()
     e.decisions.insert(0, Decision("rewriter", "rewriter", 0, 0, 0, "learn", "", update=asked, completion=completion))
     e.decisions.append(
@@ -69,9 +69,9 @@ def test_who_planned_a_search_pays_for_it_and_not_the_team() -> None:
 def test_a_search_nobody_planned_costs_the_team_the_price() -> None:
     b = budget(1.0)
     b.price = 0.1
-    episodes = searching(0, 3)
+    episodes = searching(0, 1, 3)
     b.charge(episodes)
-    assert [e.team["search_price"] for e in episodes] == pytest.approx([0.0, -0.3])
+    assert [e.team["search_price"] for e in episodes] == pytest.approx([0.0, 0.0, -0.2])  # one of them is free
 
 
 def test_the_limit_comes_down_from_what_the_policy_does_at_first() -> None:
@@ -80,6 +80,41 @@ def test_the_limit_comes_down_from_what_the_policy_does_at_first() -> None:
     assert limits == pytest.approx([2.5, 2.0, 1.5, 1.0, 1.0])
     frugal = budget(2.0, ramp=4)
     assert frugal.observe(searching(1))["limit"] == 2.0  # nothing to come down from
+
+
+def test_who_was_not_made_to_ask_nothing_counts_for_those_who_were() -> None:
+    b, episodes = budget(1.0), searching(3, 1, 2)
+    plan = {"update": {"pending": ("a",)}, "completion": object()}
+    episodes[0].decisions.insert(0, Decision("rewriter", "rewriter", 0, 1, 0, "learn", "", **plan))  # type: ignore[arg-type]
+    episodes[1].decisions[0].spared = True
+    assert b.observe(episodes)["searches"] == 2.5  # nothing was to be spared: the excess is not known yet
+    assert b.excess == 1.5 and b.spare == (0.5, 1)
+    assert b.observe(episodes)["searches"] == pytest.approx((2 * 3 + 2) / 3)  # the first is one of 1 / (1 - 1/2)
+
+
+def test_nothing_is_spared_where_the_budget_is_kept() -> None:
+    b = budget(2.0)
+    assert b.spare[0] == 0.0
+    b.begin(searching(3))
+    assert b.spare == (0.5, 2) and b.start == 3.0
+    b.observe(searching(2))
+    assert b.spare[0] == 0.0
+
+
+def test_a_share_of_the_plans_past_the_budget_is_made_to_ask_nothing(
+    trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    t = trainer(tmp_path / "run", "marl.episodes_per_update=32")
+    episodes = t._rollout(1, 5, (0.5, 1))
+    plans = [d for e in episodes for d in e.of("rewriter") if not d.forced]
+    late = [d for d in plans if d.hop >= 1]
+    assert not any(d.spared for d in plans if d.hop < 1)
+    assert 0.3 < sum(d.spared for d in late) / len(late) < 0.7
+    for d in late:
+        if d.spared:
+            assert d.value == () and d.trains and d.completion is not None and d.request is not None
+    greedy = t.pipeline.run(t.dev, spare=(0.5, 0))
+    assert not any(d.spared for e in greedy for d in e.decisions)
 
 
 def test_a_stored_price_goes_on_where_it_was() -> None:

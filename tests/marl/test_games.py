@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from jointrag.marl.credit.base import Floats, Scored, no_replay
+from jointrag.marl.credit.base import Floats, Scored
 from jointrag.marl.credit.team_gae import team_gae
 from jointrag.marl.losses import RunningStat, normalise, policy_loss, value_loss
 
@@ -30,6 +30,10 @@ class Team:
     lam: float = 0.95
     logits: torch.Tensor = field(init=False)
     value: torch.Tensor = field(init=False)
+
+    def again(self, absent: frozenset[str]) -> Floats:
+        """Team GAE runs nothing again."""
+        raise AssertionError(absent)
 
     def __post_init__(self) -> None:
         self.logits = torch.zeros((self.agents, self.states, 2), requires_grad=True)
@@ -54,7 +58,7 @@ class Team:
             )
             for moves, reward in episodes
         ]  # fmt: skip
-        credits = team_gae(scored, no_replay, self.gamma, self.lam)
+        credits = team_gae(scored, self.again, self.gamma, self.lam)
         return np.concatenate([c.advantages for c in credits]), np.concatenate([c.returns for c in credits])
 
     def loss(self, moves: Sequence[Move], advantage: Floats, old: torch.Tensor) -> torch.Tensor:
@@ -64,6 +68,7 @@ class Team:
         return policy_loss(
             logp, old, old, entropy, torch.ones((d, 1), dtype=torch.bool), torch.tensor(advantage, dtype=torch.float32),
             torch.full((d,), 0.2), torch.zeros(d), torch.full((d,), self.entropy),
+            torch.zeros(d, dtype=torch.bool),
         ).total  # fmt: skip
 
     def update(self, play: Play, episodes: int, epochs: int = 2) -> None:

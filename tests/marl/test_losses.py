@@ -31,6 +31,7 @@ def loss(
     clip: float = 0.2,
     beta: float = 0.0,
     eta: float = 0.0,
+    spared: bool = False,
 ) -> PolicyLoss:
     count = len(advantage)
     return policy_loss(
@@ -43,6 +44,7 @@ def loss(
         torch.full((count,), clip),
         torch.full((count,), beta),
         torch.full((count,), eta),
+        torch.full((count,), spared),
     )
 
 
@@ -62,6 +64,15 @@ def test_within_the_clip_the_loss_is_minus_ratio_times_advantage() -> None:
     out = loss(logp, [2.0])
     torch.testing.assert_close(out.total, torch.tensor([-4.0]))  # -(1.1 + 0.9) * 2
     assert out.clipped.item() == 0.0
+
+
+def test_what_was_not_sampled_is_imitated_where_it_was_good_and_else_let_be() -> None:
+    logp = torch.tensor([[-3.0, -1.0], [-3.0, -1.0]], requires_grad=True)
+    out = loss(logp, [0.5, -0.5], spared=True)  # far out of any clip
+    torch.testing.assert_close(out.total, torch.tensor([2.0, 0.0]))  # -0.5 * (-3 - 1)
+    out.total.sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(logp.grad, torch.tensor([[-0.5, -0.5], [0.0, 0.0]]))
+    assert out.clipped.tolist() == [0.0, 0.0]
 
 
 def test_each_decision_has_its_own_clip() -> None:
