@@ -17,6 +17,7 @@ Record = Mapping[str, Any]  # a line of metrics.jsonl
 
 FALLEN = 0.3  # of the first update's figure
 SILENT = 0.6  # of the first update's share of answers
+PAID = 0.1  # more for not answering than for answering, by one process term
 ALIKE = 1e-3  # standard deviation of advantages below which a batch teaches nothing
 FAR = 4.0  # times the KL target
 CLIPPED = 0.6  # share of tokens or picks outside the clip range
@@ -102,6 +103,8 @@ def symptoms(
             add(f"answers {now['answered']:.0%} of the time, {was['answered']:.0%} at first", why, True)
         elif sum(pays.values()) > 0:
             add(f"earns {sum(pays.values()):.2f} more by not answering than by answering", why)
+        elif any(gain > PAID for term, gain in pays.items() if term.startswith(f"{name}.")):
+            add("a process reward pays for not answering, if less than answering does", why)
         if fallen("queries") and not record.get("budget"):  # under a budget that is what was asked for
             add(
                 f"asks {now['queries']:.2f} queries a decision, {was['queries']:.2f} at first",

@@ -97,7 +97,9 @@ def test_a_term_that_pays_for_silence_is_named_before_the_answers_stop_and_when_
     assert (early.what, early.severe) == ("earns 0.10 more by not answering than by answering", False)
     (late,) = read({**SOUND, **paid, "answered": 0.4})
     assert late.severe and late.cause.startswith("a.paid pays +0.70 more for not answering")
-    assert read({**SOUND, "silence": {"team.f1": -0.6, "a.paid": 0.2}}) == []
+    (mild,) = read({**SOUND, "silence": {"team.f1": -0.6, "a.paid": 0.2}})
+    assert not mild.severe and mild.cause.startswith("a.paid pays +0.20 more for not answering")
+    assert read({**SOUND, "silence": {"team.f1": -0.6, "a.paid": 0.05}}) == []
 
 
 # going back
