@@ -155,8 +155,11 @@ class Agent:
         if forced is not FREE:
             decision.value, decision.forced = forced, True
             return self.update(state, forced)
-        if (nothing := self.ask_nothing(state)) is not FREE and context.spares(decision):
-            decision.value, decision.spared = nothing, True
+        nothing = self.ask_nothing(state)
+        if nothing is not FREE:
+            decision.spared = context.spares(decision, len(state.get("queries") or ()))
+        if decision.spared:
+            decision.value = nothing
             self.label(state, context, decision, self.written(state, nothing))
             return self.update(state, nothing)
         return await self.ask(state, context, decision)
@@ -187,7 +190,7 @@ class Agent:
         written: Any,
         candidates: Candidates | None = None,
     ) -> None:
-        """Record request and completion of an oracle's action, from which the warm start learns."""
+        """Record request and completion of an action the model did not choose: an oracle's, or a spared one."""
         request = self._request(state, context, decision, candidates)
         completion = context.llm.label(self.action, request, written)
         if request.grammar is None or len(completion.tokens) <= request.grammar.max_tokens:

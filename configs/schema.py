@@ -253,7 +253,7 @@ class MarlConfig(Section):
         if self.algorithm == "ippo" and (self.budget or self.credit != "team_gae"):
             what = "budget" if self.budget else f"credit ({self.credit})"
             raise ValueError(
-                f"`algorithm: mappo` for a {what}: independent learners share no reward to price or divide"
+                f"`algorithm: mappo` for a {what}: independent learners share no reward to divide and no limit to keep"
             )
         return self
 

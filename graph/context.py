@@ -89,15 +89,15 @@ class RagContext:
     oracle_form: str = "sub_question"  # label form the oracle rewriter asks in
     labels: bool = False  # oracles also record the request and completion that would say their action
     max_hops: int = 3
-    spare: tuple[float, int] = (0.0, 0)  # share of plans, from this hop on, that are made to ask nothing
+    spare: tuple[float, int] = (0.0, 0)  # share of plans, after so many queries, that are made to ask nothing
     retries: Counter[str] = field(default_factory=Counter)  # times each retrying edge was taken
     evidence_written: bool = True  # False: no node writes evidence, so the retriever keeps all it finds
 
-    def spares(self, decision: Decision) -> bool:
-        """True where a sampled decision of a learning agent is among the plans that are made to ask nothing."""
-        share, hop = self.spare
-        if not (self.sample and share and decision.mode == "learn" and decision.hop >= hop):
-            return False
+    def spares(self, decision: Decision, asked: int) -> bool | None:
+        """Return whether a plan after `asked` queries is made to ask nothing; None where it could not be."""
+        share, free = self.spare
+        if not (self.sample and share and decision.mode == "learn" and asked >= free):
+            return None
         return Random(f"{self.seed} {decision.node} {decision.step} {decision.branch}").random() < share
 
     def mode(self, agent: str) -> str:

@@ -33,14 +33,14 @@ class Decision:
     update: Mapping[str, Any] = field(default_factory=dict)
     malformed: bool = False  # the default action was taken instead
     forced: bool = False  # one legal action: out of loss and statistics
-    spared: bool = False  # made to ask nothing, to see what comes of it (marl.budget)
+    spared: bool | None = None  # True: made to ask nothing, to see what comes of it; False: might have been
     failed: str = ""  # why a tool failed: the decision is masked from the gradient
     dropped: int = 0  # passages that did not fit the context
     searches: int = 0  # queries it sent to the index
 
     @property
     def trains(self) -> bool:
-        """True where the decision has a gradient: a learning agent's own, not forced, no tool failed."""
+        """True where the decision has a gradient: a learning agent's, its own or spared, not forced, no tool failed."""
         return self.mode == "learn" and self.completion is not None and not self.forced and not self.failed
 
     @property
@@ -74,6 +74,11 @@ class Episode:
     def of(self, agent: str) -> list[Decision]:
         """Return the decisions of `agent`, in order."""
         return [d for d in self.decisions if d.agent == agent]
+
+    @property
+    def spared(self) -> bool:
+        """True where a plan was made to ask nothing: what follows is not the policy's doing alone."""
+        return any(d.spared for d in self.decisions)
 
     @property
     def searches(self) -> int:

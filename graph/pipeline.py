@@ -197,8 +197,8 @@ class Pipeline:
     ) -> list[Episode]:
         """Run questions through the graph, `concurrency` at a time, batched; episodes are parallel to questions.
 
-        spare: (share of sampled plans that are made to ask nothing, hop from which on). Every episode failing is an
-        error; one failing is recorded in `Episode.error` and answers "".
+        spare: (share of sampled plans that are made to ask nothing, queries a question may ask before). Every episode
+        failing is an error; one failing is recorded in `Episode.error` and answers "".
         """
         options = {"modes": self.check_modes(modes), "sample": sample, "oracle_form": oracle_form, "labels": labels}
         options["spare"] = spare

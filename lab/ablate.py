@@ -22,7 +22,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from jointrag.configs.load import differences as config_differences
-from jointrag.configs.load import load_config, read_yaml
+from jointrag.configs.load import load_config, load_run, read_yaml
 from jointrag.configs.schema import Config, Swap
 from jointrag.data.errors import CheckpointError, ConfigError, JointragError, nearest
 from jointrag.data.types import Question
@@ -103,18 +103,26 @@ def ablate_runs(
     say: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Do as `ablate_run` for several runs, and write into `out` and return one table of all: the runs are its seeds."""
-    if len({f.resolve() for f in folders}) < len(folders):
-        raise ConfigError(f"got a run twice among {', '.join(map(str, folders))}; expected each once: remove one")
+    from jointrag.marl.run import fixed_modes
+
+    if len({f.resolve() for f in (*folders, out)}) <= len(folders):
+        raise ConfigError(
+            f"got a folder twice among the runs {', '.join(map(str, folders))} and --out {out}; expected each once: "
+            f"remove or rename one"
+        )
+    configs = [load_run(folder) for folder in folders]
+    for folder, config in zip(folders, configs, strict=True):
+        if (config.graph, fixed_modes(config)) != (configs[0].graph, fixed_modes(configs[0])):
+            raise ConfigError(
+                f"{folder}: got a run of another graph or other modes than {folders[0]}; expected the same: name others"
+            )
     of_runs = []
     for folder in folders:
         ablate_run(folder, swaps, lambda arm, of, done, f=folder: say(f"{f.name} {arm}", of, done))  # type: ignore[misc]
         of_runs.append(read_rows(folder / "ablate.rows.jsonl"))
-        if list(of_runs[-1]) != list(of_runs[0]):
-            raise ConfigError(
-                f"{folder}: got the arms {', '.join(of_runs[-1])}, expected those of {folders[0]}, "
-                f"{', '.join(of_runs[0])}: compare runs of one graph"
-            )
-    found = compare({arm: [rows[arm] for rows in of_runs] for arm in of_runs[0]})
+    arms = [arm for arm in of_runs[0] if all(arm in rows for rows in of_runs)]  # not all may have kept warm heads
+    resamples = configs[0].eval.bootstrap
+    found = compare({arm: [rows[arm] for rows in of_runs] for arm in arms}, resamples, configs[0].seed)
     out.mkdir(parents=True, exist_ok=True)
     write_json_atomic(out / "ablate.json", found)
     return found
@@ -133,8 +141,7 @@ def _answered(
         if pipeline.modes.get(name) == "swap":
             raise ConfigError(f"--swap: got {name!r}, which acts by a swapped head in {folder}; expected another agent")
         swap_in(pipeline, name, head)
-    warm = (folder / "warm").is_dir()
-    form = warm_form(folder) if warm else "sub_question"
+    warm, form = (folder / "warm").is_dir(), warm_form(folder)
     agents = {a.name: a.name in pipeline.head_of for a in pipeline.agents}
     arms = inference_arms(agents, swaps, warm, any(q.supporting_ids for q in questions), pipeline.modes)
     rows = {}

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from jointrag.configs.load import load_run
 from jointrag.data.errors import CheckpointError, ConfigError, nearest
 from jointrag.data.types import Question
 from jointrag.eval.evaluation import aligned, write_json_atomic
@@ -51,7 +52,8 @@ def report(
         raise ConfigError(f"rule: got {rule!r}, expected one of {', '.join(RULES)}.{nearest(rule, RULES)}")
     if count is not None and count < 1:
         raise ConfigError(f"questions: got {count}, expected at least 1")
-    log = training(folder)
+    load_run(folder, need_data=False)
+    log = training(folder)  # before anything is spent
     opened, config, questions = load_trained(folder, pipeline, questions)
     questions = questions[:count]
     rewards = config_rewards(config, [a.name for a in opened.agents], opened.max_hops)

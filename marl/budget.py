@@ -9,11 +9,13 @@ proportional part keeps it from swinging (PID Lagrangian, arXiv 2007.03964, algo
 decision that asked, as every process reward does: spread over the team it drowns what the others have to learn. The
 limit comes down linearly from what the policy does at first: priced in full from the start, searching collapses to one
 query (as JADE's costs did), for nobody has learnt yet to do with fewer. What every question may have is free: a price
-that overshoots cuts down to floor(budget), not to nothing. Searches nobody planned who learns cost the team.
+that overshoots cuts down to floor(budget), not to nothing. Searches nobody planned who learns cost the team: so does a
+planner's silence where the graph searches on without its queries, instead of branching on `wants_search`.
 
 A warm start that always asks on never samples a stop, so no price could teach it one (P(stop) e^-10 in the demo).
 While the limit is exceeded a share of the plans past the budget is therefore made to ask nothing. What came of them is
-learnt by imitation where it was better than expected, max(0, A) log pi (SIL, arXiv 1806.05635, eq. 2).
+learnt by imitation where it was better than what the agent does by itself, max(0, A) log pi (SIL, arXiv 1806.05635, eq.
+2). Decisions before it are credited with what came of it, as of any chance.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class SearchBudget:
 
     @property
     def spare(self) -> tuple[float, int]:
-        """Share of plans that are made to ask nothing, and the hop from which on: before, the budget pays."""
+        """Share of plans that are made to ask nothing, and the queries a question may ask before: those are free."""
         return (self.config.spare if self.excess > 0 else 0.0), int(self.config.searches)
 
     @property
@@ -85,19 +87,18 @@ class SearchBudget:
         return {"searches": searches, "limit": limit, "price": charged}
 
     def _mean(self, episodes: Sequence[Episode]) -> float:
-        """Return mean searches of the policy itself: episodes with a spared plan are left out, the rest count for them.
+        """Return mean searches of the policy itself, had no plan been spared; unbiased.
 
-        An episode with n plans that could have been spared is one of (1 - share)^-n.
+        After n plans that might have been spared and were not, a search counts for (1 - share)^-n of its like; after
+        one that was, for none.
         """
-        share, hop = self.spare
-        weights = [
-            0.0 if any(d.spared for d in e.decisions)
-            else (1.0 - share) ** -sum(d.trains and plans(d) and d.hop >= hop for d in e.decisions)
-            for e in episodes
-        ]  # fmt: skip
-        if not any(weights):
-            return sum(e.searches for e in episodes) / max(1, len(episodes))
-        return sum(w * e.searches for w, e in zip(weights, episodes, strict=True)) / sum(weights)
+        total = 0.0
+        for e in episodes:
+            for d in e.decisions:
+                at_stake = [p.spared for p in e.decisions if p.step < d.step and p.spared is not None]
+                if d.searches and not any(at_stake):
+                    total += d.searches * (1.0 - self.config.spare) ** -len(at_stake)
+        return total / max(1, len(episodes))
 
     def state(self) -> tuple[float, float, float | None, int, float]:
         """Return what a checkpoint keeps."""

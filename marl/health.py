@@ -28,6 +28,9 @@ EMPTY = 0.8  # share of selections
 LOST = 0.1  # dev F1 below the best
 
 
+FEW = 0.5  # of a search budget
+
+
 @dataclass(frozen=True)
 class Symptom:
     """Something wrong with an agent. severe: going on as before is not expected to mend it."""
@@ -78,6 +81,14 @@ def silence(agent: str, episodes: Sequence[Episode]) -> dict[str, float]:
     return {k: mean[True][k] - mean[False][k] for k in names}
 
 
+def _paid(pays: Mapping[str, float]) -> str:
+    """Return the likely cause of an agent that does not answer, from what each term pays for it."""
+    term = max(pays, key=lambda t: pays[t], default="")
+    if term and pays[term] > 0:
+        return f"{term} pays {pays[term]:+.2f} more for not answering: mend it (jointrag lint)"
+    return "not answering is safer than answering wrong: raise the weight of team.no_answer (jointrag lint)"
+
+
 def symptoms(
     record: Record, first: Record, settings: Mapping[str, Any], grad_norm: float, best: float
 ) -> list[Symptom]:
@@ -94,18 +105,19 @@ def symptoms(
         def add(what: str, cause: str, severe: bool = False, name: str = name) -> None:
             out.append(Symptom(name, what, cause, severe))
 
-        pays = now.get("silence") or was.get("silence") or {}
-        why = "not answering is safer than answering wrong: raise the weight of team.no_answer (jointrag lint)"
-        if pays and max(pays.values()) > 0:
-            term = max(pays, key=lambda t: pays[t])
-            why = f"{term} pays {pays[term]:+.2f} more for not answering: mend it (jointrag lint)"
+        pays = now.get("silence") or {}
         if now.get("answered", 1.0) < SILENT * was.get("answered", 0.0):
-            add(f"answers {now['answered']:.0%} of the time, {was['answered']:.0%} at first", why, True)
+            add(
+                f"answers {now['answered']:.0%} of the time, {was['answered']:.0%} at first",
+                _paid(pays or was.get("silence") or {}), True,
+            )  # fmt: skip
         elif sum(pays.values()) > 0:
-            add(f"earns {sum(pays.values()):.2f} more by not answering than by answering", why)
-        elif any(gain > PAID for term, gain in pays.items() if term.startswith(f"{name}.")):
-            add("a process reward pays for not answering, if less than answering does", why)
-        if fallen("queries") and not record.get("budget"):  # under a budget that is what was asked for
+            add(f"earns {sum(pays.values()):.2f} more by not answering than by answering", _paid(pays))
+        elif own := {t: x for t, x in pays.items() if t.startswith(f"{name}.") and x > PAID and t != f"{name}.format"}:
+            add("is paid for not answering, though answering earns more in all", _paid(own))
+        budget = record.get("budget")
+        asked_for = budget is not None and budget["searches"] >= FEW * budget["limit"]
+        if fallen("queries") and not asked_for:
             add(
                 f"asks {now['queries']:.2f} queries a decision, {was['queries']:.2f} at first",
                 "searching costs more than it brings: lower or ramp the cost of searches", True,

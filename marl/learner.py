@@ -283,7 +283,8 @@ class Learner:
 
     def _normalise(self, samples: Sequence[Sample], spread: losses.RunningStat) -> None:
         raw = np.array([s.advantage for s in samples], dtype=float)
-        for s, a in zip(samples, losses.normalise(raw, spread, self.config.marl.std_floor), strict=True):
+        own = np.array([not s.decision.spared for s in samples], dtype=bool)  # what the policy does by itself
+        for s, a in zip(samples, losses.normalise(raw, spread, self.config.marl.std_floor, own), strict=True):
             s.advantage = float(a)
 
     def _describe(
@@ -293,13 +294,15 @@ class Learner:
         credits: Sequence[Credit],
         episodes: Sequence[Episode],
     ) -> dict[str, Any]:
-        calls = [d for e in episodes for d in e.of(name)]
+        own = [e for e in episodes if not e.spared] or episodes
+        calls = [d for e in own for d in e.of(name)]
+        mine = [s for s in mine if not s.decision.spared]
         raw = np.array([s.advantage for s in mine], dtype=float)
         process: dict[str, list[float]] = {}
         for s in mine:
             for term, x in episodes[s.episode].process[s.index].items():
                 process.setdefault(term, []).append(x)
-        drift = [sum(s.act[1].logprobs) - sum(s.reference) for s in mine if not s.decision.spared]
+        drift = [sum(s.act[1].logprobs) - sum(s.reference) for s in mine]
         team = [float(credits[s.episode].team[s.index]) for s in mine]
         return {
             "decisions": len(mine),
@@ -312,7 +315,7 @@ class Learner:
             "kl_to_warm": float(np.mean(drift)) if drift else 0.0,
             "length": float(np.mean([len(s.act[1].tokens) for s in mine])) if mine else 0.0,
             **behaviour(calls),
-            **({"silence": pays} if (pays := silence(name, episodes)) else {}),
+            **({"silence": pays} if (pays := silence(name, own)) else {}),
         }
 
     def _explained(
@@ -367,7 +370,7 @@ class Learner:
             per([a.clip if a.clip is not None else self.config.marl.clip for a in settings]),
             per([self.kl[s.decision.agent].beta for s in mine]),
             per([a.entropy for a in settings]),
-            torch.tensor([s.decision.spared for s in mine], device=device),
+            torch.tensor([bool(s.decision.spared) for s in mine], device=device),
         )
 
     def start_over(self, slower: Sequence[str]) -> None:

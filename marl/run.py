@@ -187,14 +187,15 @@ def load_trained(
 
     pipeline, questions: for a run trained from Python, which holds neither.
     """
+    config = load_run(folder, need_data=pipeline is None)
     if pipeline is None:
-        job = load_job(folder)
-        return job.pipeline, job.config, list(questions) or test_questions(job)
+        job = open_run(folder, config)
+        return job.pipeline, config, list(questions) or test_questions(job)
     if not questions:
         raise DataError(f"{folder}: got a pipeline and no questions to ask it; expected some: questions=...")
-    config = load_run(folder, need_data=False)
-    pipeline.modes = {n: m for n, m in fixed_modes(config).items() if m != "frozen"}
-    return load(folder, pipeline), config, list(questions)
+    load_swaps(config, pipeline)
+    load_run_heads(folder, config, pipeline)
+    return pipeline, config, list(questions)
 
 
 def open_run(folder: Path, config: Config, own_index: bool = True, say: Say = lambda _: None) -> Job:
@@ -205,22 +206,32 @@ def open_run(folder: Path, config: Config, own_index: bool = True, say: Say = la
             f"go on with `jointrag train {folder} --resume`"
         )
     job = prepare(config, saved_index(folder / "index") if own_index else None, say)
-    job.pipeline.modes = {n: m for n, m in fixed_modes(config).items() if m != "frozen"}
-    load_heads(job.pipeline, folder / "heads")
-    if (folder / "warm").is_dir():
-        load_heads(job.pipeline, folder / "warm", "@warm")
+    load_run_heads(folder, config, job.pipeline)
     return job
+
+
+def load_run_heads(folder: Path, config: Config, pipeline: Pipeline) -> None:
+    """Load a run's heads into a pipeline, the warm ones where they were kept, and set the modes it holds agents in."""
+    pipeline.modes = {n: m for n, m in fixed_modes(config).items() if m != "frozen"}
+    load_heads(pipeline, folder / "heads")
+    if (folder / "warm").is_dir():
+        load_heads(pipeline, folder / "warm", "@warm")
 
 
 def warm_form(folder: Path) -> str:
     """Return the label form the warm start used."""
+    file = folder / "warm.json"
     try:
-        form = json.loads((folder / "warm.json").read_text())["form"]
+        if file.exists():
+            form = json.loads(file.read_text())["form"]
+        else:  # a run trained from Python
+            file = folder / "training.json"
+            form = json.loads(file.read_text())["warm"]["form"]
         if form not in WARM_FORMS:
             raise ValueError(f"got the label form {form!r}, expected one of {', '.join(WARM_FORMS)}")
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise CheckpointError(
-            f"{folder}/warm.json cannot be read ({e}); expected what the warm start wrote: put the file back"
+            f"{file} cannot be read ({e}); expected what the warm start wrote: put the file back"
         ) from e
     return str(form)
 

@@ -330,27 +330,28 @@ class Trainer:
         return kept, score if kept else -searches
 
     def _choose(self, update: int, progress: dict[str, Any]) -> float:
-        """Measure the running means of the heads on dev, keep them where they are the best so far; return their F1.
+        """Measure the running means of the heads on dev, keep them where they are the best so far; return F1.
 
-        Means lag behind what a budget asks for: under one the heads themselves are measured too, where means exceed it.
+        Means lag behind what a budget asks for: where they exceed it the heads themselves are measured too, and the
+        better of both counts.
         """
         heads, budget = self.pipeline.llm.heads, self.config.marl.budget
         last = {h: heads.state(h) for h in progress["average"]}
         for h, tensors in progress["average"].items():
             heads.set_state(h, tensors)
-        score = self._dev()
-        self._keep_best(update, score, progress)
+        scores = [self._keep_best(update, progress)]
         for h, tensors in last.items():
             heads.set_state(h, tensors)
-        if budget and last and not self._rank(*score)[0]:
-            score = self._dev()
-            self._keep_best(update, score, progress)
-        return score[0]
+        if budget and last and not self._rank(*scores[0])[0]:
+            scores.append(self._keep_best(update, progress))
+        return max(scores, key=lambda score: self._rank(*score))[0]
 
-    def _keep_best(self, update: int, score: tuple[float, float], progress: dict[str, Any]) -> None:
+    def _keep_best(self, update: int, progress: dict[str, Any]) -> tuple[float, float]:
+        score = self._dev()
         if self._rank(*score) > self._rank(*progress["best_dev"]):
             progress["best"], progress["best_dev"] = update, score
             progress["best_heads"] = {h: self.pipeline.llm.heads.state(h) for h in self.own_heads}
+        return score
 
     def _update(self, learner: Learner, update: int, progress: dict[str, Any]) -> None:
         m = self.config.marl
@@ -376,12 +377,13 @@ class Trainer:
             log["budget"] = learner.budget.observe(finished)
         self._average(learner, progress)
         update_s = time.perf_counter() - clock - rollout_s
+        own = [e for e in episodes if not e.spared] or episodes
         record: dict[str, Any] = {
             "update": update,
             "episodes": update * m.episodes_per_update,
-            "train_f1": f1_of(episodes),
-            "team_reward": sum(sum(e.team.values()) for e in episodes) / len(episodes),
-            "searches": sum(e.searches for e in episodes) / len(episodes),
+            "train_f1": f1_of(own),
+            "team_reward": sum(sum(e.team.values()) for e in own) / len(own),
+            "searches": sum(e.searches for e in own) / len(own),
             "errors": sum(bool(e.error) for e in episodes),
             "failed": sum(bool(d.failed) for e in episodes for d in e.decisions),
             "rate": rate,

@@ -282,11 +282,7 @@ class TokenCost(ProcessTerm):
     limit: int = Field(512, ge=1)  # tokens that cost 1: one full context of the default
 
     def score_decision(self, episode: Episode, i: int) -> float:
-        own = episode.decisions[i]
-        if own.request is None or own.completion is None:
-            return 0.0
-        tokens = len(own.request.context) + len(own.request.suffix) + len(own.completion.tokens)
-        return -min(1.0, tokens / self.limit)
+        return -min(1.0, episode.decisions[i].tokens / self.limit)
 
 
 def _ids(passages: Iterable[Passage]) -> set[str]:

@@ -575,7 +575,7 @@ def test_ablate_on_several_runs_is_one_table_over_them(trained: Path, run: Run) 
     assert code == 0 and (found["seeds"], found["n"]) == (2, 8)
     assert [r["f1"]["mean"] for r in found["rows"]] == pytest.approx([r["f1"]["mean"] for r in one["rows"]])
     assert "not been evaluated" not in (trained / "runs/both/report.html").read_text()
-    for wrong in (("runs/mine",), ("seed=1",), ("runs/nothere",)):
+    for wrong in (("runs/mine",), ("seed=1",), ("runs/nothere",), ("runs/again", "--out", "runs/mine")):
         assert run("ablate", "runs/mine", *wrong)[0] == 2
 
 
@@ -584,18 +584,22 @@ def test_a_run_trained_from_python_is_measured_with_its_pipeline(trained: Path, 
     from jointrag.configs.schema import DataConfig
     from jointrag.lab.ablate import ablate_run
     from jointrag.lab.credit_report import report
-    from jointrag.marl.run import load_job, test_questions
+    from jointrag.marl.run import prepare, test_questions
 
     own, folder = trained / "runs/mine", trained / "runs/python"
     assert run("ablate", "runs/mine")[0] == 0 == run("credit", "runs/mine")[0]
-    shutil.copytree(own, folder)
+    shutil.copytree(own, folder, ignore=shutil.ignore_patterns("warm", "warm.json", "ablate*", "credit*"))
     (folder / "config.yaml").write_text(dump_config(load_run(own).model_copy(update={"data": DataConfig()})))
-    job = load_job(own)
+    job = prepare(load_run(own))  # as built for training: none of the run's heads is loaded yet
     given: Any = {"pipeline": job.pipeline, "questions": test_questions(job)}
-    assert ablate_run(folder, **given)["rows"] == json.loads((own / "ablate.json").read_text())["rows"]
+    rows = [r for r in json.loads((own / "ablate.json").read_text())["rows"] if not r["arm"].endswith("=warm")]
+    found = ablate_run(folder, **given)["rows"]
+    assert [(r["arm"], r["f1"], r["tokens"]) for r in found] == [(r["arm"], r["f1"], r["tokens"]) for r in rows]
     assert report(folder, **given)["rows"] == json.loads((own / "credit.json").read_text())["rows"]
     with pytest.raises(DataError, match="got a pipeline and no questions"):
         report(folder, pipeline=job.pipeline)
+    code, _, err = run("credit", "runs/nothere")
+    assert code == 2 and "expected one written by `jointrag train`" in err
 
 
 def test_lint_ends_with_2_where_rewards_are_to_be_mended(place: Path, run: Run) -> None:

@@ -532,7 +532,7 @@ def ablate(args: argparse.Namespace, screen: Screen) -> Outcome:
         if len(runs) == 1:
             found, out = ablate_run(target, swaps, say), target
         else:
-            out = Path(args.out or "runs/ablation")
+            out = Path(args.out or "runs/ablation-of-runs")
             found = ablate_runs(runs, out, swaps, say)
     else:
         file = find_grid(args.target)

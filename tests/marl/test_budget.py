@@ -82,14 +82,27 @@ def test_the_limit_comes_down_from_what_the_policy_does_at_first() -> None:
     assert frugal.observe(searching(1))["limit"] == 2.0  # nothing to come down from
 
 
-def test_who_was_not_made_to_ask_nothing_counts_for_those_who_were() -> None:
-    b, episodes = budget(1.0), searching(3, 1, 2)
-    plan = {"update": {"pending": ("a",)}, "completion": object()}
-    episodes[0].decisions.insert(0, Decision("rewriter", "rewriter", 0, 1, 0, "learn", "", **plan))  # type: ignore[arg-type]
-    episodes[1].decisions[0].spared = True
-    assert b.observe(episodes)["searches"] == 2.5  # nothing was to be spared: the excess is not known yet
-    assert b.excess == 1.5 and b.spare == (0.5, 1)
-    assert b.observe(episodes)["searches"] == pytest.approx((2 * 3 + 2) / 3)  # the first is one of 1 / (1 - 1/2)
+def rounds(*spared: bool | None) -> Episode:
+    """One search, then a round a plan: it searches once more unless it was spared, which ends the episode."""
+    (e,) = searching(1)
+    for n, made in enumerate(spared):
+        e.decisions.append(Decision("rewriter", "rewriter", 2 * n + 1, n + 1, 0, "learn", (), spared=made))
+        if not made:
+            e.decisions.append(Decision("retriever", "retriever", 2 * n + 2, n + 1, 0, "learn", (), searches=1))
+    return e
+
+
+def test_searches_that_were_not_spared_count_for_those_that_were() -> None:
+    b = budget(1.0)
+    # two plans, a half spared: of 4 episodes 2 end at once, 1 after the first round, 1 goes on to the end
+    episodes = [rounds(True), rounds(True), rounds(False, True), rounds(False, False)]
+    # 1 each; the 2 second searches count 1 / (1/2) each, the third 1 / (1/4): as if all 4 had gone on to the end
+    assert b.observe(episodes)["searches"] == pytest.approx((4 + 2 * 2 + 4) / 4) == 3.0
+    assert b.observe([rounds(True), rounds(True)])["searches"] == 1.0
+
+
+def test_plans_that_could_not_be_spared_count_as_they_are() -> None:
+    assert budget(1.0).observe([rounds(None, None), rounds(None)])["searches"] == 2.5
 
 
 def test_nothing_is_spared_where_the_budget_is_kept() -> None:
@@ -107,14 +120,40 @@ def test_a_share_of_the_plans_past_the_budget_is_made_to_ask_nothing(
     t = trainer(tmp_path / "run", "marl.episodes_per_update=32")
     episodes = t._rollout(1, 5, (0.5, 1))
     plans = [d for e in episodes for d in e.of("rewriter") if not d.forced]
-    late = [d for d in plans if d.hop >= 1]
-    assert not any(d.spared for d in plans if d.hop < 1)
+    late = [d for d in plans if d.spared is not None]
+    assert all(d.spared is None for d in plans if d.hop == 0) and all(d.hop >= 1 for d in late)
     assert 0.3 < sum(d.spared for d in late) / len(late) < 0.7
     for d in late:
         if d.spared:
             assert d.value == () and d.trains and d.completion is not None and d.request is not None
+    assert len(late) > len([d for d in late if d.spared]) > 0
+    twice = [d for e in t._rollout(1, 5, (0.5, 2)) for d in e.of("rewriter") if d.spared is not None]
+    assert len(twice) < len(late)  # two queries are free
     greedy = t.pipeline.run(t.dev, spare=(0.5, 0))
     assert not any(d.spared for e in greedy for d in e.decisions)
+
+
+@pytest.mark.parametrize(
+    ("means", "themselves", "kept", "f1"),
+    [
+        ((0.6, 1.04), (0.9, 0.9), "means", 0.6),  # within 5% of the budget: the others are not asked
+        ((0.6, 1.8), (0.4, 1.0), "themselves", 0.4),
+        ((0.6, 1.8), (0.4, 1.9), "means", 0.6),  # neither keeps it: the one with fewer searches
+    ],
+)
+def test_heads_are_measured_beside_their_means_where_those_exceed_the_budget(
+    trainer: Callable[..., Any], tmp_path: Path, means: Any, themselves: Any, kept: str, f1: float
+) -> None:
+    t = trainer(tmp_path / "run", "marl.budget={searches: 1.0}")
+    heads, looks = t.pipeline.llm.heads, [means, themselves]
+    t._dev = lambda: looks.pop(0)
+    own = heads.state("filter")
+    mean = {k: v + 1.0 for k, v in own.items()}
+    progress: dict[str, Any] = {"best": 0, "best_dev": (0.5, 2.0), "average": {"filter": mean}}
+    assert t._choose(3, progress) == f1 and progress["best"] == 3
+    best = progress["best_heads"]["filter"]
+    assert all(bool((best[k] == (mean if kept == "means" else own)[k]).all()) for k in own)
+    assert all(bool((heads.state("filter")[k] == own[k]).all()) for k in own)  # training goes on with them
 
 
 def test_a_stored_price_goes_on_where_it_was() -> None:
@@ -128,5 +167,6 @@ def test_a_stored_price_goes_on_where_it_was() -> None:
 def test_a_training_logs_and_charges_the_price(trainer: Callable[..., Any], log: Any, tmp_path: Path) -> None:
     result = trainer(tmp_path / "run", "marl.budget={searches: 0.1, rate: 0.2, ramp: 1}", log=log).train()
     one, two = result.metrics
+    assert two["agents"]["rewriter"]["process"]["search_price"] < 0.0
     assert one["budget"]["price"] == 0.0 and one["budget"]["limit"] == pytest.approx(0.1)
     assert two["budget"]["price"] == pytest.approx(3 * 0.2 * (one["budget"]["searches"] - 0.1))

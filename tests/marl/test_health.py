@@ -56,6 +56,12 @@ def test_a_figure_gone_wrong_is_one_symptom_with_a_cause(figure: str) -> None:
     assert str(found) == f"a: {found.what}; likely {found.cause}"
 
 
+def test_fewer_queries_are_what_a_budget_asks_for_but_not_that_none_is_left() -> None:
+    assert read({**SOUND, "queries": 0.1}, budget={"searches": 0.9, "limit": 1.0}) == []
+    (found,) = read({**SOUND, "queries": 0.1}, budget={"searches": 0.1, "limit": 1.0})
+    assert found.severe
+
+
 def test_an_agent_that_decided_nothing_has_no_symptom() -> None:
     assert read({**SOUND, "decisions": 0, "malformed": 1.0}) == []
 
@@ -99,7 +105,8 @@ def test_a_term_that_pays_for_silence_is_named_before_the_answers_stop_and_when_
     assert late.severe and late.cause.startswith("a.paid pays +0.70 more for not answering")
     (mild,) = read({**SOUND, "silence": {"team.f1": -0.6, "a.paid": 0.2}})
     assert not mild.severe and mild.cause.startswith("a.paid pays +0.20 more for not answering")
-    assert read({**SOUND, "silence": {"team.f1": -0.6, "a.paid": 0.05}}) == []
+    for pays in ({"a.paid": 0.05}, {"a.format": 0.2}, {"team.cost": 0.3}):
+        assert read({**SOUND, "silence": {"team.f1": -0.6, **pays}}) == []
 
 
 # going back

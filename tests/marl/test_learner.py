@@ -35,17 +35,27 @@ def team_by_titles(episodes: Sequence[Episode]) -> None:
 # running again
 
 
-def test_an_episode_run_again_with_everyone_there_earns_what_it_earned(warmed: Build, rollout: Rollout) -> None:
-    t, learner = warmed("rewards.team=[{type: token_cost, weight: 1.0}]", "agents.retriever.temperature=5.0")
-    episodes = rollout(t)
+@pytest.mark.parametrize("budget", ["null", "{searches: 1.0}"])
+def test_an_episode_run_again_with_everyone_there_earns_what_it_earned(
+    budget: str, warmed: Build, rollout: Rollout
+) -> None:
+    t, learner = warmed(
+        "rewards.team=[{type: token_cost, weight: 1.0}]", "agents.retriever.temperature=5.0", f"marl.budget={budget}"
+    )
+    if learner.budget:
+        learner.budget.excess = 1.0
+    episodes = t._rollout(1, 5, learner.spare)
+    assert any(e.spared for e in episodes) == (learner.budget is not None)
+    learner.score(episodes, 0)
     rewards = np.array([sum(e.team.values()) for e in episodes])
     assert len(set(rewards)) > 1
     np.testing.assert_array_equal(learner.replay(episodes, rewards, frozenset()), rewards)
     without = learner.replay(episodes, rewards, frozenset({"filter"}))
     modes = {**t.modes, "filter": "default"}
-    again = t.pipeline.run([e.question for e in episodes], modes=modes, sample=True, seeds=[e.seed for e in episodes])
-    for e in again:
-        t.rewards.score(e, 0)
+    again = t.pipeline.run(
+        [e.question for e in episodes], modes=modes, sample=True, seeds=[e.seed for e in episodes], spare=learner.spare
+    )
+    learner.score(again, 0)
     np.testing.assert_array_equal(without, [sum(e.team.values()) for e in again])
     assert (without != rewards).any()
 
@@ -235,8 +245,8 @@ def test_episodes_in_which_a_node_crashed_teach_nobody(warmed: Build, monkeypatc
     said: list[str] = []
     t.say, real = said.append, t._rollout
 
-    def crashed(update: int, seed: int) -> Sequence[Episode]:
-        episodes = real(update, seed)
+    def crashed(update: int, seed: int, *spare: Any) -> Sequence[Episode]:
+        episodes = real(update, seed, *spare)
         episodes[0].error = "KeyError: 'x'"
         return episodes
 

@@ -68,11 +68,12 @@ def test_within_the_clip_the_loss_is_minus_ratio_times_advantage() -> None:
 
 def test_what_was_not_sampled_is_imitated_where_it_was_good_and_else_let_be() -> None:
     logp = torch.tensor([[-3.0, -1.0], [-3.0, -1.0]], requires_grad=True)
-    out = loss(logp, [0.5, -0.5], spared=True)  # far out of any clip
+    far = torch.full((2, 2), -9.0)  # from the warm start: what was not sampled tells nothing of the KL
+    out = loss(logp, [0.5, -0.5], spared=True, reference=far, beta=0.3)  # far out of any clip
     torch.testing.assert_close(out.total, torch.tensor([2.0, 0.0]))  # -0.5 * (-3 - 1)
     out.total.sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(logp.grad, torch.tensor([[-0.5, -0.5], [0.0, 0.0]]))
-    assert out.clipped.tolist() == [0.0, 0.0]
+    assert out.clipped.tolist() == [0.0, 0.0] == out.kl.tolist()
 
 
 def test_each_decision_has_its_own_clip() -> None:

@@ -105,7 +105,7 @@ def test_the_same_seed_gives_the_same_bytes_twice(undisturbed: tuple[Path, Path,
     [
         ("marl.budget={searches: 0.5, rate: 0.2, ramp: 2}",),
         ("marl.credit=group_relative", "marl.group=2"),
-        ("marl.credit=difference",),
+        ("marl.credit=difference", "marl.budget={searches: 0.5}"),
         ("marl.credit=shapley", "agents.retriever.mode=frozen"),
         ("marl.rollback=2", "agents.filter.lr=1.0e+30"),
         ("marl.normalise=all", "llm.heads=shared"),
