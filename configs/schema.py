@@ -261,7 +261,7 @@ class MarlConfig(Section):
 class EvalConfig(Section):
     """When and on how much the pipeline is measured."""
 
-    every: int = Field(default=5, ge=1)  # updates between two looks at dev
+    every: int = Field(default=5, ge=1)  # updates between two looks at dev; under a budget each is looked at
     questions: int = Field(default=200, ge=1)  # of dev, for choosing
     test_questions: int = Field(default=600, ge=1)  # held out, for reporting
     bootstrap: int = Field(default=10_000, ge=1)  # resamples

@@ -389,7 +389,7 @@ class Trainer:
             "rate": rate,
             **log,
         }
-        if update % self.config.eval.every == 0 or update == m.updates:
+        if update % self.config.eval.every == 0 or update == m.updates or learner.budget:
             record["dev_f1"] = progress["dev_f1"][update] = self._choose(update, progress)
         self._check_health(learner, record, diverged, progress)
         self._log("metrics.jsonl", record)
