@@ -608,6 +608,14 @@ def test_lint_ends_with_2_where_rewards_are_to_be_mended(place: Path, run: Run) 
     assert code == 2 and {f["check"] for f in json.loads(out)["findings"]} == {"no answer", "free unknown"}
 
 
+def test_the_planted_reward_of_the_examples_is_found(place: Path) -> None:
+    done = process(place, "lint", str(ROOT / "examples/collapse.yaml"), "--json")
+    out, err = done.communicate(timeout=120)
+    assert done.returncode == 2, err
+    found = json.loads(out)["findings"]
+    assert {f["term"] for f in found} == {"answerer.silence"} and "free unknown" in {f["check"] for f in found}
+
+
 def test_eval_under_other_conditions_is_one_table(trained: Path, run: Run) -> None:
     (trained / "other.yaml").write_text("extends: config.yaml\ndata: {test: dev.jsonl}\n")
     code, out, _ = run("eval", "runs/mine", "--index", "{type: dense, dim: 8}", "--data", "other.yaml", "--json")
