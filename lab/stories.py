@@ -17,6 +17,7 @@ from jointrag.graph.episode import Decision, Episode
 from jointrag.graph.state import Passages
 from jointrag.llm.types import Completion, Observation, Request
 
+ROUNDS = 6  # of a loop that are told; what pays once more in six pays in sixty
 OVERSIZED = 50  # queries, passages and hops of an episode that only bounds are checked on
 TEXTS = {
     "a": ("Ann Lee", "Ann Lee was born in Oslo."),
@@ -29,6 +30,7 @@ GOLD, JUNK = ("a", "b"), ("x", "y")
 BRIDGE = Question("two hops", "In which country was Ann Lee born?", ("Kingdom of Norway", "Norway"), GOLD, hops=2)
 YES = Question("yes or no", "Does Oslo lie in the country of Ann Lee?", ("yes",), GOLD, hops=2)
 NO = Question("no", "Was Ann Lee born in Sweden?", ("no",), GOLD, hops=2)
+ONE = Question("one hop", "Where was Ann Lee born?", ("Oslo",), ("a",), hops=1)
 ABSENT = Question("unanswerable", "Who taught Ann Lee?", (UNKNOWN,), ("a",))
 WRONG, PARTLY = "Sweden", "Kingdom"
 FIRST, SECOND, OTHER = "Ann Lee born", "Oslo country", "bread"
@@ -43,6 +45,7 @@ class Cast:
     keeper: str | None = None
     answerer: str | None = None
     other: str | None = None  # an agent of no known part: it writes a text of its own before the answer
+    writes: tuple[str, ...] = ("text",)  # into these keys
     max_queries: int = 1
     max_hops: int = 1
     k: int = 5
@@ -50,6 +53,8 @@ class Cast:
     words: int = 16  # of an answer
     context: int = 512  # tokens the language model reads
     stops: bool = True  # the planner can go on without searching
+    logprob: float = -0.5  # of each token written
+    dropped: int = 0  # passages that did not fit the context
 
     @property
     def played(self) -> set[str]:
@@ -113,11 +118,16 @@ def casts(declared: Declared, max_hops: int, context: int = 512) -> list[Cast]:
                 break
     out = []
     for n in range(max(map(len, parts.values()), default=0)):
-        of = {part: agents[min(n, len(agents) - 1)] if agents else None for part, agents in parts.items()}
+        of: dict[str, Any] = {
+            part: agents[min(n, len(agents) - 1)] if agents else None for part, agents in parts.items()
+        }
         action = {part: getattr(a, "action", None) for part, a in of.items()}
         out.append(
             Cast(
-                **{part: a.name if a else None for part, a in of.items()},
+                planner=of["planner"] and of["planner"].name,
+                retriever=of["retriever"] and of["retriever"].name,
+                keeper=of["keeper"] and of["keeper"].name,
+                answerer=of["answerer"] and of["answerer"].name,
                 max_queries=getattr(action["planner"], "max_queries", 1),
                 max_hops=max_hops if of["planner"] and _loops(declared, of["planner"].name) else 1,
                 context=context,
@@ -176,13 +186,14 @@ def tell(question: Question, moves: Iterable[Move], cast: Cast) -> Episode:
             update = {"evidence": kept}
             held += kept if cast.keeper is not None else []
         else:
-            update = {"answer": what[0]} if cast.answerer or not cast.other else {"text": what[0]}
+            update = dict.fromkeys(cast.writes if cast.other and not cast.answerer else ("answer",), what[0])
         agent = cast.who(part)
         if agent is not None:
             shown_tokens = 100 * (len(received) if part == "keep" else len(before))  # a passage is some 100 tokens
             episode.decisions.append(
                 Decision(
-                    agent=agent, node=agent, step=len(episode.decisions), hop=hop, branch=0, mode="learn", value=what,
+                    agent=agent, node=agent, step=len(episode.decisions), hop=hop, branch=0, mode="learn",
+                    value=what[0] if part == "answer" else what, dropped=cast.dropped,
                     observation=Observation(question.question, tuple(before), tuple(trail)), received=tuple(received),
                     held=tuple(before), update=update, malformed=malformed,
                     request=Request((), agent, agent, tuple(range(min(cast.context, 40 + shown_tokens))), (0,) * 8),
@@ -193,8 +204,11 @@ def tell(question: Question, moves: Iterable[Move], cast: Cast) -> Episode:
             )  # fmt: skip
         hop += part == "find"
         trail += what if part == "ask" else ()
-    episode.state = {"answer": next((m.what[0] for m in reversed(list(moves)) if m.part == "answer"), "")}
-    episode.state |= {"evidence": held, "queries": trail}
+    final = next((m.what[0] for m in reversed(list(moves)) if m.part == "answer"), "")
+    episode.state = {
+        "question": question.question, "queries": trail, "pending": pending, "passages": shown, "evidence": held,
+        "hop": hop, "answer": final,
+    }  # fmt: skip
     return episode
 
 
@@ -202,7 +216,7 @@ def _said(part: str, what: Sequence[str], cast: Cast) -> Completion:
     """Return as many tokens as there are words or items, and an end; an answer is cut where the agent's would be."""
     count = sum(len(w.split()) for w in what) if part in ("ask", "answer") else len(what)
     count = 1 + (min(count, cast.words) if part == "answer" else count)
-    return Completion(tuple(range(count)), (-0.5,) * count, ())
+    return Completion(tuple(range(count)), (cast.logprob,) * count, ())
 
 
 def passage(pid: str) -> Passage:
@@ -249,9 +263,11 @@ def episodes_of(cast: Cast) -> list[tuple[Question, list[Move]]]:
         UNKNOWN,
         "yes",
         "no",
+        TEXTS["b"][0],
+        f"{WRONG}, or maybe {gold} and Denmark",
         long,
     )
-    for question in (BRIDGE, YES, NO, ABSENT, replace(BRIDGE, supporting_ids=())):
+    for question in (BRIDGE, YES, NO, ONE, ABSENT, replace(BRIDGE, supporting_ids=())):
         for start in (gather(cast), [ask()]):
             out += [(question, [*start, answer(t)]) for t in texts]
             out += [(question, [*start, answer(question.answers[0], malformed=True)])]
@@ -263,6 +279,8 @@ def episodes_of(cast: Cast) -> list[tuple[Question, list[Move]]]:
             ask(OTHER),
             ask(question.question),
             ask(f"{FIRST} {question.answers[0]}"),
+            ask(question.answers[0]),
+            ask(" ".join([FIRST, *["word"] * 18])),
             ask(FIRST, malformed=True),
         ]
         finds = [
@@ -290,10 +308,15 @@ def episodes_of(cast: Cast) -> list[tuple[Question, list[Move]]]:
                 [ask(OTHER), find("x"), keep("x")],
             ]
             for extra in more:
-                out += [(question, [*one, *extra * n, *end]) for n in range(1, cast.max_hops)]
+                out += [(question, [*one, *extra * n, *end]) for n in range(1, min(cast.max_hops, ROUNDS))]
                 out += [(question, [ask(FIRST), find("a"), keep(), *extra, *end])]
             out += [(question, [*one * cast.max_hops, answer(gold)])]
     return out
+
+
+def rare(cast: Cast) -> list[Cast]:
+    """Return the cast as it is seldom: unsure of what it writes, with passages that do not fit, short of room."""
+    return [replace(cast, logprob=-4.0), replace(cast, dropped=2), replace(cast, context=60)]
 
 
 def oversized(cast: Cast) -> list[tuple[Question, list[Move]]]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jointrag.configs.schema import Config, GuardsConfig, RewardsConfig
@@ -291,7 +292,7 @@ def _scored(told: str, score: Callable[..., Any], *given: Any) -> Any:
 
 
 def _finite(value: Any, told: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not abs(float(value)) <= LARGEST:
+    if not isinstance(value, Real | np.bool_) or not abs(float(value)) <= LARGEST:
         raise TrainingError(
             f"{told} is {value!r}, expected a finite number within [-1, 1] before its weight (and at most "
             f"{LARGEST:g} in size in any case); correct the term or drop it from the config"

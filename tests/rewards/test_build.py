@@ -236,7 +236,7 @@ class NoProcessNumber(ProcessTerm):
         return self.value  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf"), 1e300, None, "1", True])
+@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf"), 1e300, None, "1"])
 def test_a_value_that_is_no_finite_number_names_term_agent_and_question(
     story: Any, monkeypatch: pytest.MonkeyPatch, value: Any
 ) -> None:
