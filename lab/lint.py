@@ -177,8 +177,10 @@ class Linter:
         gold, alias = BRIDGE.answers
         joined, twice = f"{gold} {alias}", f"{gold} {gold}"
         cases = [(q, text) for q in (BRIDGE, YES, NO, ABSENT) for text in q.answers]
-        worths = [self.answered(text, start, q) for q, text in cases]
-        wrongs = [self.answered(WRONG, start, q) for q, _ in cases]
+        found_out = [ask(FIRST), find(*("a", "x")[: self.cast.k]), keep("a"), ask()]  # all that ABSENT has
+        starts = {q.id: found_out if q is ABSENT else start for q, _ in cases}
+        worths = [self.answered(text, starts[q.id], q) for q, text in cases]
+        wrongs = [self.answered(WRONG, starts[q.id], q) for q, _ in cases]
         many = self.answered(joined, start)
         for term in worths[0]:
             of, wrong = ([w.get(term, 0.0) for w in all_of] for all_of in (worths, wrongs))
@@ -189,7 +191,7 @@ class Linter:
                     problem = (
                         f"the gold answer {text!r} is worth {mine:.3g}, the wrong {WRONG!r} {wrong[punished[0]]:.3g}"
                     )
-                    self.found("gold below maximum", term, problem, [*start, answer(text)], question)
+                    self.found("gold below maximum", term, problem, [*starts[question.id], answer(text)], question)
                 continue
             for (question, text), mine in zip(cases, of, strict=True):
                 if question is BRIDGE and many[term] > mine + EPS:
@@ -197,7 +199,7 @@ class Linter:
                     self.found("joined aliases", term, problem, [*start, answer(joined)])
                 if mine < max(of) - EPS:
                     problem = f"the gold answer {text!r} is worth {mine:.3g}, other gold answers {max(of):.3g}"
-                    self.found("gold below maximum", term, problem, [*start, answer(text)], question)
+                    self.found("gold below maximum", term, problem, [*starts[question.id], answer(text)], question)
                     break
         for begun in ([ask()], gather(self.cast, *self._wrong_too())):  # where evidence holds both, it tells neither
             plain = {text: self.answered(text, begun) for text in (gold, twice, f"{gold} {WRONG}", WRONG)}

@@ -190,13 +190,14 @@ def tell(question: Question, moves: Iterable[Move], cast: Cast) -> Episode:
         agent = cast.who(part)
         if agent is not None:
             shown_tokens = 100 * (len(received) if part == "keep" else len(before))  # a passage is some 100 tokens
+            read = cast.context if cast.dropped else min(cast.context, 40 + shown_tokens)
             episode.decisions.append(
                 Decision(
                     agent=agent, node=agent, step=len(episode.decisions), hop=hop, branch=0, mode="learn",
                     value=what[0] if part == "answer" else what, dropped=cast.dropped,
                     observation=Observation(question.question, tuple(before), tuple(trail)), received=tuple(received),
                     held=tuple(before), update=update, malformed=malformed,
-                    request=Request((), agent, agent, tuple(range(min(cast.context, 40 + shown_tokens))), (0,) * 8),
+                    request=Request((), agent, agent, tuple(range(read)), (0,) * 8),
                     completion=_said(part, what, cast),
                     forced=part == "ask" and hop >= cast.max_hops,
                     searches=max(1, len(pending)) if part == "find" else 0,
