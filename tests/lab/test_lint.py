@@ -68,9 +68,87 @@ class SetF1(TeamTerm):
 
 class F1Again(TeamTerm):
     def score_episode(self, episode: Episode) -> float:
-        if episode.decisions and episode.decisions[-1].malformed:
-            return 0.0
         return metrics.f1(episode.answer, episode.question.answers)
+
+
+class F1Lost(TeamTerm):
+    """What f1 pays, charged."""
+
+    def score_episode(self, episode: Episode) -> float:
+        return 1.0 - metrics.f1(episode.answer, episode.question.answers)
+
+
+class SetF1Lost(SetF1):
+    def score_episode(self, episode: Episode) -> float:
+        return super().score_episode(episode) - 1.0
+
+
+class GuessesCost(TeamTerm):
+    """Takes every "yes" and "no" for a guess."""
+
+    def score_episode(self, episode: Episode) -> float:
+        return float(words(episode.answer) in YES_NO)
+
+
+class UnknownOnYesNo(TeamTerm):
+    """Pays for abstaining where the answer is yes or no."""
+
+    def score_episode(self, episode: Episode) -> float:
+        return float(words(episode.answer) == "unknown" and bool(YES_NO & set(episode.question.answers)))
+
+
+class ForgivenLater(Selection):
+    """F1, and an empty selection costs where gold came first alone."""
+
+    def score_decision(self, episode: Episode, i: int) -> float:
+        d = episode.decisions[i]
+        if not d.update.get("evidence") and d.received and d.received[0].id not in episode.question.supporting_ids:
+            return 0.0
+        return super().score_decision(episode, i)
+
+    def quality(self, kept: set[str], wanted: frozenset[str]) -> float:
+        return self.support(kept, wanted).f1
+
+
+class NewSinceLast(ProcessTerm):
+    """Counts gold against the last retrieval alone."""
+
+    per_hop: ClassVar[bool] = False
+
+    def score_decision(self, episode: Episode, i: int) -> float:
+        own, ids = episode.decisions[i], set(episode.question.supporting_ids)
+        last = [d for d in episode.decisions[:i] if "passages" in d.update][-1:]
+        new = found([own]) & ids - found(last) - {p.id for p in own.held}
+        return len(new) / len(ids) if ids and "passages" in own.update else 0.0
+
+
+class LaterGain(ProcessTerm):
+    """Pays what a query of a later hop finds, whatever it says."""
+
+    per_hop: ClassVar[bool] = False
+
+    def score_decision(self, episode: Episode, i: int) -> float:
+        own, g = episode.decisions[i], gold(episode)
+        if g is None or not queries(own) or own.hop < 1:
+            return 0.0
+        after = [d for d in episode.decisions[i:] if "passages" in d.update][:1]
+        return len(found(after) & g.ids) / len(g.ids) if g.ids else 0.0
+
+
+class MalformedCosts(ProcessTerm):
+    """1 for malformed output: its weight is negative."""
+
+    def score_decision(self, episode: Episode, i: int) -> float:
+        return float(episode.decisions[i].malformed)
+
+
+class ManyWords(ProcessTerm):
+    """A yes or no, of the answer's own words."""
+
+    per_hop: ClassVar[bool] = False
+
+    def score_decision(self, episode: Episode, i: int) -> float:
+        return len(episode.decisions[i].value.split()) > 4
 
 
 class AnswerLength(TeamTerm):
@@ -289,11 +367,33 @@ def test_shipped_configs_have_no_finding(path: Path) -> None:
             "team.SearchesArePaid",
         ),
         ({"process": {"rewriter": [{"type": "LateHop"}]}}, "never fires", "rewriter.LateHop"),
+        ({"team": [*TEAM_OK, {"type": "F1Lost", "weight": -0.5}]}, "same term", "team.F1Lost"),
+        ({"team": [{"type": "SetF1Lost"}, TEAM_OK[1]]}, "F1 over sets", "team.SetF1Lost"),
+        ({"team": [*TEAM_OK, {"type": "GuessesCost", "weight": -0.2}]}, "gold below maximum", "team.GuessesCost"),
+        ({"team": [*TEAM_OK, {"type": "UnknownOnYesNo", "weight": 0.3}]}, "free unknown", "team.UnknownOnYesNo"),
+        ({"process": {"filter": [{"type": "ForgivenLater"}]}}, "free empty selection", "filter.ForgivenLater"),
+        ({"process": {"retriever": [{"type": "NewSinceLast"}]}}, "dropped and asked again", "retriever.NewSinceLast"),
+        (
+            {"process": {"rewriter": [{"type": "LaterGain"}]}, "guards": {"answer_in_query": False}},
+            "stuffed query",
+            "rewriter.LaterGain",
+        ),
         ({"process": {"answerer": [{"type": "WordyAnswer", "weight": 0.1}]}}, "unbounded", "answerer.WordyAnswer"),
     ],
 )
 def test_other_ways_to_make_the_mistakes_are_found_too(rewards: dict[str, Any], check: str, term: str) -> None:
     assert any(f.check == check and f.term.startswith(term) for f in lint(config(rewards)))
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        {"process": {"filter": [{"type": "evidence_f1"}, {"type": "MalformedCosts", "weight": -0.2}]}},
+        {"process": {"answerer": [{"type": "grounded", "weight": 0.1}, {"type": "ManyWords", "weight": -0.05}]}},
+    ],
+)
+def test_terms_written_as_a_user_would_are_read_as_they_are_paid(rewards: dict[str, Any]) -> None:
+    assert lint(config(rewards)) == []
 
 
 def test_what_a_schedule_ends_with_is_checked_too() -> None:
