@@ -85,7 +85,7 @@ def test_a_run_trained_from_python_is_loaded_where_its_pipeline_is_known(
     other = pipe()
     assert load(out, pipeline=other) is other
     assert other.llm.heads.hash("filter") == own.llm.heads.hash("filter")
-    with pytest.raises(CheckpointError, match=r"build it as for training and write load\(.*pipeline="):
+    with pytest.raises(CheckpointError, match=r"as for training and write jointrag\.load\(.*pipeline="):
         load(tmp_path / "elsewhere")
 
 
