@@ -132,6 +132,8 @@ class Linter:
                 self.searching()
             if self.cast.max_hops > 1:
                 self.loops()
+        if self.cast.retriever:
+            self.retrieving()
         if self.cast.keeper and self.cast.retriever:
             self.empty_selection()
         return self.findings
@@ -267,6 +269,16 @@ class Linter:
         for own in ("", "team."):  # with the planner's own process rewards, and by the outcome alone
             better, worse = ({k: v for k, v in x.items() if k.startswith(own)} for x in (half, none))
             self.prefer("zero searches", better, worse, problem, moves)
+
+    def retrieving(self) -> None:
+        """No retrieval of other passages is worth more to the retriever than one of gold."""
+        me, end = self.cast.retriever, [keep("a"), ask(), answer(WRONG)]
+        good = self.worth(self.score(BRIDGE, [ask(FIRST), find(*GOLD[: self.cast.k]), *end]), me)
+        moves = [ask(FIRST), find(*JUNK[: self.cast.k]), *end]
+        bad = self.worth(self.score(BRIDGE, moves), me)
+        for term in (t for t in good if t.startswith(f"{me}.") and bad.get(t, 0.0) > good[t] + EPS):
+            problem = f"passages that are not gold are worth more ({bad[term]:+.3g}) than gold ({good[term]:+.3g})"
+            self.found("order", term, problem, moves)
 
     def empty_selection(self) -> None:
         """Keeping nothing costs where gold was shown, and earns nothing where none was."""

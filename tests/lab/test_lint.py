@@ -367,6 +367,7 @@ def test_shipped_configs_have_no_finding(path: Path) -> None:
             "team.SearchesArePaid",
         ),
         ({"process": {"rewriter": [{"type": "LateHop"}]}}, "never fires", "rewriter.LateHop"),
+        ({"process": {"retriever": [{"type": "recall_gain", "weight": -1.5}]}}, "order", "retriever.recall_gain"),
         ({"team": [*TEAM_OK, {"type": "F1Lost", "weight": -0.5}]}, "same term", "team.F1Lost"),
         ({"team": [{"type": "SetF1Lost"}, TEAM_OK[1]]}, "F1 over sets", "team.SetF1Lost"),
         ({"team": [*TEAM_OK, {"type": "GuessesCost", "weight": -0.2}]}, "gold below maximum", "team.GuessesCost"),
